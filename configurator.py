@@ -241,6 +241,8 @@ def run_config(path):
     """ Runs a config file. Returns {name: value} of its globals that may be knobs. A file that is
     not there is looked for beside this module. """
     file = here_or_beside(path)
+    if os.path.exists(file) and not os.path.isfile(file):                # a pipe would wait
+        stop(f'config file {path}: this is a folder, a pipe or a device, expected a file')
     try:
         space = runpy.run_path(file, run_name='config')
     except OSError as error:
@@ -338,7 +340,8 @@ def what_is_meant(argv, i, knobs):
             continue
         knob = knobs[name]
         has_spaces = isinstance(knob.default, (str, tuple))
-        is_other = near_config(argv[i]) or os.path.exists(argv[i])
+        # what has spaces was in quotes, so it is no part of what stands before it
+        is_other = ' ' in argv[i] or near_config(argv[i]) or os.path.exists(argv[i])
         goes_on = has_spaces and (name in VERBATIM or begin.endswith(',') or not is_other)
         if first < i and begin and not goes_on:
             continue

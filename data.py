@@ -48,7 +48,8 @@ DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; M
 
 def dataset_folder(name):
     """ A folder under data/ by name, or a path; where it is not here, beside the scripts. """
-    return here_or_beside(name if os.path.sep in name else os.path.join('data', name))
+    is_path = os.path.sep in name or name in ('.', '..')
+    return here_or_beside(name if is_path else os.path.join('data', name))
 
 
 def check_file(folder, name, files, digest=True):

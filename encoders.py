@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
+from corpora.readers import walk
 from corpora.static import StaticEncoder
 from runs.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 
@@ -92,9 +93,12 @@ def check_texts(texts):
 
 
 def far_off(raw, usual=None):
-    """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as their median. """
-    length = np.linalg.norm(raw.reshape(len(raw), -1), axis=1)
-    return length > FAR * (usual or np.median(np.nan_to_num(length)))
+    """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as the median of those
+    that are not zeros. """
+    length = np.nan_to_num(np.linalg.norm(raw.reshape(len(raw), -1), axis=1), nan=0.0)
+    if usual is None:
+        usual = np.median(length[length > 0]) if length.any() else np.inf
+    return length > FAR * usual
 
 
 def pool(h, m, pooling):
@@ -210,7 +214,7 @@ def fetch(hub_id, revision, kind='encoder'):
 def folder_hash(folder):
     """ A digest of all files that decide an embedding: weights, configuration and tokenizer. """
     digest = hashlib.sha256()
-    for path in sorted(glob.glob('**', root_dir=folder, recursive=True)):
+    for path in sorted(os.path.relpath(path, folder) for path in walk(folder)):
         if path.endswith(FILES):
             digest.update(f'{path} {sha256(os.path.join(folder, path))}\n'.encode())
     return 'sha256:' + digest.hexdigest()

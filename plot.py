@@ -26,7 +26,7 @@ from configurator import (configure, here_or_beside, on_command_line, seen_from,
 from runs.console import shown
 from runs.files import read_array, read_arrays, regular
 from runs.results import find, read_results
-from runs.writing import WRITTEN_BY, check_ours, write_text, write_whole
+from runs.writing import WRITTEN_BY, check_ours, check_writable, write_text, write_whole
 
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | images | report
@@ -360,6 +360,7 @@ def main():
         if what == 'report':
             name = 'report.html'
         path = save or os.path.join(folder, name)
+        check_writable(path)
         if not save:
             check_ours(path, ', or name another file with --save=')
         if what == 'report':

@@ -116,6 +116,7 @@ OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
 MAX_NONFINITE = 1e-3         # share of the samples, here and below
 MAX_ZERO = .1
+MOST_SHARDS = 10_000         # meta.json says about 1 kB of each, and is read whole (MOST_JSON)
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 
 # -----------------------------------------------------------------------------
@@ -251,10 +252,13 @@ def make_record(knobs, val):
 
 
 def on_rank_0(function, *args):
-    """ Calls a function on rank 0; every rank gets its result. Rank 0 raises its error. """
+    """ Calls a function on rank 0; every rank gets its result. ValueError or OSError where that
+    fails; where there are several ranks, all leave with exit code 2. """
     result, error = on_rank0(function, *args)
+    if error and world() > 1:
+        distributed.stop_all(error, code=2)
     if error:
-        raise error if rank() == 0 else SystemExit(2)
+        raise error
     return result
 
 # -----------------------------------------------------------------------------
@@ -361,6 +365,10 @@ def write_shards(knobs, claim, plan, shards, settings, tok, encode):
         n_left += len(range(rank(), n_shards[split], world()))
         # nor does a shard of a finished dataset vanish
         check_same(folder, f'{split}-{n_shards[split]:05d}', None, plan.finished)
+    n_all = sum(n_shards.values())
+    if n_all > MOST_SHARDS:
+        raise ValueError(f'shard_size={knobs.shard_size:,} makes {n_all:,} shards, at most '
+                         f'{MOST_SHARDS:,} expected: choose a larger --shard_size=')
     for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)

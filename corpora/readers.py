@@ -48,7 +48,8 @@ NO_TEXT = {
     rb'SQLite format 3\0': ('SQLite', 'write its texts into a .csv'),
     rb'%PDF|%!PS|\{\\rtf|\xd0\xcf\x11\xe0': ('PDF, PostScript, RTF or Word', 'save it as text'),
     rb'\x89PNG|\xff\xd8\xff|GIF8': ('a picture', 'see --image_size'),
-    rb'@[^\r\n]*\r?\n([ACGTUNacgtun.]+\r?\n\+|[ACGTUNacgtun.]{50,}\Z)': ('FASTQ', 'convert it to FASTA'),
+    rb'@[^\r\n]*\r?\n([ACGTUNacgtun.]+\r?\n\+|[ACGTUNacgtun.]{50,}\Z)':
+        ('FASTQ', 'convert it to FASTA'),
 }
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
 # a character that shows: no white space, mark of direction, filler or control
@@ -166,23 +167,26 @@ def inside(folder, path, where):
     return full
 
 
-def walk(folder):
-    """ The paths of all files below a folder, but hidden ones. Links are followed, each real folder
-    once. """
+def walk_folders(folder):
+    """ (folder, names of its files) of this folder and all below it, but hidden ones. Links are
+    followed, each real folder once. """
     # by default os.walk passes over a folder that it may not read
     def stop(error):
         raise error
 
     seen = set()
-    paths = []
     for root, folders, files in os.walk(folder, onerror=stop, followlinks=True):
         if os.path.realpath(root) in seen:
             folders.clear()
             continue
         seen.add(os.path.realpath(root))
         folders[:] = [name for name in sorted(folders) if name[0] != '.']
-        paths += [os.path.join(root, name) for name in files if name[0] != '.']
-    return paths
+        yield root, [name for name in files if name[0] != '.']
+
+
+def walk(folder):
+    """ The paths of all files below a folder, but hidden ones. """
+    return [os.path.join(root, name) for root, names in walk_folders(folder) for name in names]
 
 # -----------------------------------------------------------------------------
 # Text
@@ -342,8 +346,8 @@ def read_fasta(path, lines, counts):
 # Molecules: a line of SMILES, and behind white space a name and whatever else
 
 SMILES = ('.smi', '.smiles', '.ism', '.can')
-# atoms, or anything in brackets; bonds, branches, rings, reactions
-MOLECULE = re.compile(r'(\[[^\]\s]+\]|Cl|Br|[BCNOPSFIbcnops*]|[-=#$:/\\.~()%\d>])+')
+# atoms, or anything in brackets, at least one; bonds, branches, rings, reactions
+MOLECULE = re.compile(r'(?=.*[A-Za-z*])(\[[^\]\s]+\]|Cl|Br|[BCNOPSFIbcnops*]|[-=#$:/\\.~()%\d>])+')
 
 
 def read_smiles(path, lines, counts):

@@ -253,7 +253,7 @@ def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
             stored = latents.astype(np.float16)
         is_good = np.isfinite(stored).all((1, 2))
         if given is not None:
-            is_good &= ~far_off(latents)
+            is_good &= ~far_off(stored.astype(np.float32))      # by what is stored
         elif is_morgan:                                    # what is no molecule has no bit
             is_good &= latents.any((1, 2))
         n_nonfinite = int((~is_good).sum())

@@ -27,7 +27,7 @@ from corpora.latents import COLUMN, by_name, with_column, with_latents
 from corpora.morgan import Morgan
 from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, VISIBLE, Document, cleaned,
                              count_endings, kind_of, passed_over, read_file, stem_of, walk,
-                             warn_once)
+                             walk_folders, warn_once)
 from data import read_meta
 
 
@@ -54,11 +54,23 @@ def names_of(source):
 # -----------------------------------------------------------------------------
 # Files
 
+def matches(pattern):
+    """ As glob.glob, `**` any folders, but where links lead in a circle it ends. """
+    head, *tail = re.split(r'(?:^|(?<=/))\*\*(?:/|$)', pattern, maxsplit=1)
+    if not tail:
+        return glob.glob(pattern)
+    found = []
+    for top in glob.glob(head) if head else ['.']:
+        for folder, _ in walk_folders(top):
+            found += matches(os.path.join(glob.escape(folder), tail[0] or '*'))
+    return found
+
+
 def parts_of(spec):
     """ The paths and globs of a comma-separated list. A comma may belong to a name: parts are
     joined until something is there. """
     def is_there(part):
-        return os.path.exists(part) or bool(glob.glob(part, recursive=True))
+        return os.path.exists(part) or bool(matches(part))
 
     if is_there(spec):
         return [spec]
@@ -88,7 +100,7 @@ def list_files(spec, kinds=KINDS, passed=None):
         is_there = os.path.exists(part)
         paths = []
         others = []
-        for match in [part] if is_there else glob.glob(part, recursive=True):
+        for match in [part] if is_there else matches(part):
             inside = walk(match) if os.path.isdir(match) else []
             others += [path for path in inside if kind_of(path) not in kinds]
             paths += [path for path in inside if kind_of(path) in kinds]

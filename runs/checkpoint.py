@@ -332,7 +332,13 @@ def write_files(folder, tensors, training_state):
 
 
 def remove_old(out_dir, keep):
-    """ Removes all checkpoints but the newest `keep` and the best. """
+    """ Removes all checkpoints but the newest `keep` and the best. What cannot be removed is a
+    warning: the new one is saved. """
     for folder in steps(out_dir)[keep:]:
-        if folder.name != best_of(out_dir) and not remove_folder(folder, FILES):
-            warn_once(f'{folder} is kept: it holds files that no training has put there')
+        if folder.name == best_of(out_dir):
+            continue
+        try:
+            if not remove_folder(folder, FILES):
+                warn_once(f'{folder} is kept: it holds files that no training has put there')
+        except OSError as error:               # as on NFS, while another program reads it
+            warn(f'{folder} cannot be removed: {one_line(error)}')

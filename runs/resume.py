@@ -175,7 +175,6 @@ class State:
         if f'rank{rank()}.cuda' in rng and torch.device(self.device).type == 'cuda':
             torch.cuda.set_rng_state(rng[f'rank{rank()}.cuda'])
 
-
     def check_counters(self, path, known):
         """ ValueError where a counter in training_state.json is none, or a generator is not named:
         the first process has one. """

@@ -129,10 +129,11 @@ def clear(folder, *names):
     any_ending = '?' * 8                                   # of mkstemp and mkdtemp
     for name in names:
         for path in Path(folder).glob(f'{TEMPORARY}{name}-{any_ending}'):
+            # another process may remove it now, too
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 # ---- what is in a file
@@ -273,10 +274,10 @@ class Claim(Lock):
 
     def __exit__(self, failure=None, *error):
         is_ours = self.path in self.made and self.is_here()
-        if failure and is_ours and os.listdir(self.folder) == [LOCK]:
-            os.unlink(self.path)
-            for folder in self.made.pop(self.path):
-                with suppress(OSError):                    # others may have put something there
+        with suppress(OSError):                            # another process may begin there now
+            if failure and is_ours and os.listdir(self.folder) == [LOCK]:
+                os.unlink(self.path)
+                for folder in self.made.pop(self.path):
                     os.rmdir(folder)
         super().__exit__()
 
@@ -302,9 +303,9 @@ def make_mark(path, mark):
     try:
         tmp.write_text(f'{mark}\n')
         os.link(tmp, path)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):           # whoever has the lock may remove tmp
         pass
     except OSError:                                        # a file system without hard links
         os.replace(tmp, path)
     finally:
-        shutil.rmtree(tmp.parent)
+        shutil.rmtree(tmp.parent, ignore_errors=True)

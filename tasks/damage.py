@@ -36,13 +36,17 @@ def read_damage(damage):
 
 
 def damaged(run, raw, damage, seed):
-    """ Raw latents (n, N, D) with a damage; '': as they are. """
+    """ Raw latents (n, N, D) with a damage; '': as they are. ValueError for flips of what is no
+    bit. """
     name, size = read_damage(damage)
     rng = np.random.Generator(np.random.Philox(seed))
     if name == 'noise':
         e = rng.standard_normal(raw.shape, dtype=np.float32)
         return raw + size * torch.from_numpy(e)
     if name == 'flips':
+        if not ((raw == 0) | (raw == 1)).all():
+            raise ValueError(f'damage={damage!r}: these embeddings are no bits, 0 or 1: choose '
+                             'noise, dims or bits (tasks/damage.py)')
         return with_wrong_bits(raw, size, rng)
     if name == 'dims':
         is_kept = torch.arange(raw.shape[-1]) < round(size * raw.shape[-1])

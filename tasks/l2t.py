@@ -1,8 +1,8 @@
 """
 l2t: texts written from latents, against the texts that the latents came from: mean sentence BLEU
-and corpus BLEU, F1 of the sets of words, exact match, and the round trip: embed what was written, cosine with
-the source latent, retrieval of the source among all n. n_near: how many of the n texts are nearly a
-training text (a Jaccard index of the sets of words of .8 or more).
+and corpus BLEU, F1 of the sets of words, exact match, and the round trip: embed what was written,
+cosine with the source latent, retrieval of the source among all n. n_near: how many of the n texts
+are nearly a training text (a Jaccard index of the sets of words of .8 or more).
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
 latent is nearest: what copying the training set would get; lead, how far ahead of it, text by text.
 With rerank the nearest to the latent is chosen of all, also of null. A damage (tasks/damage.py) is

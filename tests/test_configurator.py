@@ -157,6 +157,14 @@ def test_a_mistake_on_the_command_line_stops_with_one_line(refused, arg, words):
     refused([arg], words)
 
 
+def test_a_config_file_that_is_no_file_is_not_run(tmp_path, capsys):
+    (tmp_path / 'c.py').mkdir()
+    with pytest.raises(SystemExit):
+        configurator.run_config(str(tmp_path / 'c.py'))
+    said = 'c.py: this is a folder, a pipe or a device, expected a file'
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('line, words', [
     ('--batch_size 100', 'write --batch_size=100'), ('--last -1', 'write --last=-1'),
     ('c.py --batch_size= 100', 'write --batch_size=100'),
@@ -179,6 +187,11 @@ def test_each_riddle_of_the_command_line_gets_the_line_that_is_meant(refused, tm
     (tmp_path / 'c.py').write_text('lr = 1')
     (tmp_path / 'c.txt').write_text('a text')
     refused(line.split(), words)
+
+
+def test_a_text_in_quotes_is_no_part_of_the_knob_before_it(refused):
+    refused(['--dataset=w', 'A man walks.'], ': put quotes around it, --text="A man walks."')
+    refused(['--text=A', 'man walks.'], ': put quotes around it, --text="A man walks."')
 
 
 @pytest.mark.parametrize('script, arg, words', [

@@ -54,6 +54,12 @@ def test_wrong_bits_are_a_share_of_the_ones_and_as_many_zeros(run):
         assert (wrong.sum(2) == right.sum(2)).all() and abs(lost - share) < .01
 
 
+def test_only_bits_are_flipped(run, raw):
+    """ Else what is written would come from signs, which nobody asked for. """
+    with pytest.raises(ValueError, match='flips:.1.*these embeddings are no bits'):
+        damaged(run, raw, 'flips:.1', 0)
+
+
 @pytest.mark.parametrize('damage', ['noise', 'noise:-1', 'noise:1e9', 'bits:0', 'bits:.5', 'dims:2',
                                     'flips:nan', 'half', 'noise:.1;dims:.5'])
 def test_a_damage_that_is_none_is_one_line(run, raw, damage):

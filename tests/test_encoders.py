@@ -297,6 +297,14 @@ def save_static(folder, layout='0_StaticEmbedding', normalize=True, tensors=None
     return table
 
 
+def test_a_link_that_leads_back_to_its_folder_does_not_change_an_encoder(tmp_path):
+    # two such links would be followed 2^40 times, so one has to do here
+    folder = save_encoder(tmp_path)
+    revision = folder_hash(folder)
+    os.symlink('.', tmp_path / 'again')
+    assert folder_hash(folder) == revision
+
+
 @pytest.mark.parametrize('layout, normalize', [('.', False), ('0_StaticEmbedding', True)])
 def test_a_static_embedding_is_the_mean_of_the_rows_of_its_words(tmp_path, layout, normalize):
     table = save_static(tmp_path, layout, normalize)

@@ -249,6 +249,18 @@ atexit.register(crash)                       # called last: after what the scrip
     assert job.wait() == [code, code], job.err()
 
 
+def test_a_prepare_that_fails_takes_nothing_apart_either(tmp_path):
+    (tmp_path / 'empty.txt').touch()
+    crash = """
+import atexit, os, signal
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+"""
+    job = Job(None, tmp_path / 'job', f'--input={tmp_path}/empty.txt', '--encoder=none',
+              f'--out={tmp_path}/x', ranks=2, before=crash, script='prepare.py')
+    assert job.wait() == [2, 2] and job.err().count('error: ') == 1, job.err()
+    assert 'no documents' in job.err() and 'error' not in job.err(1)
+
+
 def test_nothing_is_saved_on_a_skipped_step_but_at_the_next_evaluation(dataset, tmp_path):
     out, args = tmp_path / 'run', ['--keep=9', '--log_interval=2']
     assert Job(dataset, out, *args, before=hook({3: 'nan', 4: 'nan'})).wait() == [0]

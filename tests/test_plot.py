@@ -121,3 +121,5 @@ def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
     for (rc, _, err), name in zip(results, names):
         assert rc == 2 and err.count('\n') == 1 and err.startswith('error: ') and name in err, err
     assert 'train it first' in results[0][2] and 'line 1' in results[-1][2]
+    (_, _, err), = run_each(['plot.py', f'{here}/run0', f'--save={tmp_path}/none/a.png'])
+    assert err == f'error: {tmp_path}/none/a.png: no such folder\n'

@@ -14,7 +14,6 @@ from loss import BatchMaker
 from runs.stages import read_stages
 from samplers import SAMPLERS
 from sampling.knobs import SamplingKnobs
-from sampling.inputs import pack
 from sampling.run import Run
 from sampling.writing import blank, write
 

@@ -556,6 +556,7 @@ def test_latents_of_another_scale_are_said_and_whole_numbers_refused(tmp_path, c
     read_latents(run, str(path))
     assert 'row 2 is 20 times as long' in (err := capsys.readouterr().err) and 'so are 0' in err
     assert far_off(np.array([[1.], [9.], [21.], [1.], [1.]])).tolist() == [0, 0, 1, 0, 0]
+    assert not far_off(np.array([[0.], [0.], [0.], [2.], [3.]])).any()
     np.save(path, np.array([[3., 0.], [0., 0.], [0., 0.]]))
     read_latents(run, str(path))
     said = '2 of 3 latents are zeros, which say nothing; the first is row 1'

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from data import PackedDataset, lengths
 from diffusion import GaussianLatents, MaskedText
-from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
+from launch import ROOT, TINY, Job, cut, log, run, run_each, train, train_each, weights
 from loss import BatchMaker, Loss, statistics
 from runs.log import summary
 from runs.machine import pick_dtype

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from launch import ROOT, run
+from runs.manifest import dataset_folder
 from sample import Run
 from tasks.measures import word_f1
 
@@ -42,6 +43,7 @@ def test_a_run_is_found_beside_the_scripts_and_one_that_is_not_says_from_where(t
     result = run('evaluate.py', '--out_dir=weights/captions', '--dataset=nowhere', '--tasks=nelbo',
                  cwd=tmp_path)
     assert f'no dataset in data/nowhere, seen from {tmp_path} (no meta.json)' in result.stderr
+    assert dataset_folder('..') == '..'                      # no name in data/
 
     # what is here comes first
     (tmp_path / 'weights/captions').mkdir(parents=True)

@@ -10,7 +10,7 @@ import pytest
 
 from corpora import shards
 from launch import TINY, run_each
-from runs import run_folder, saving
+from runs import checkpoint, run_folder, saving
 from runs.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
                           write_folder, write_text, write_whole)
 from test_checkpoint import new_run, save_each, states
@@ -158,8 +158,43 @@ def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_
     (tmp_path / '.nanoLDLM-config.json-abcdefgh').touch()
     with Claim(tmp_path, RUN, run_folder.NAMES):
         assert tree(tmp_path) == before
-    clear(tmp_path, 'results.json', 'a')                   # and not of a-b, which may be written now
+    clear(tmp_path, 'results.json', 'a')           # and not of a-b, which may be written now
     assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-12345678'}
+
+
+def test_of_processes_that_begin_at_once_one_has_the_folder_and_no_other_harms_it(
+        tmp_path, monkeypatch):
+    """ The one that has it removes what it takes for left over: the mark that another makes. """
+    others = []
+    link, rmtree, unlink = os.link, shutil.rmtree, os.unlink
+
+    def overtaken(*args):
+        monkeypatch.setattr(os, 'link', link)
+        others.append(Claim(tmp_path / 'run', RUN, run_folder.NAMES))
+        link(*args)
+    monkeypatch.setattr(os, 'link', overtaken)
+    with pytest.raises(ValueError, match='in use by another process'):
+        Claim(tmp_path / 'run', RUN, run_folder.NAMES)
+    others[0].check()
+    others[0].__exit__()
+
+    # what is left over is removed by two at once
+    def twice(path, **kw):
+        rmtree(path)
+        rmtree(path, **kw)
+    (tmp_path / 'run/.nanoLDLM-data-abcdefgh').mkdir()
+    monkeypatch.setattr(shutil, 'rmtree', twice)
+    with Claim(tmp_path / 'run', RUN, run_folder.NAMES):
+        assert tree(tmp_path / 'run').keys() == {'lock'}
+
+    # one that fails leaves no trace, but another begins there
+    def begun(path, **kw):
+        unlink(path, **kw)
+        if path == str(tmp_path / 'new/lock'):
+            Path(path).touch()
+    monkeypatch.setattr(os, 'unlink', begun)
+    with pytest.raises(KeyError), Claim(tmp_path / 'new', RUN, run_folder.NAMES):
+        raise KeyError
 
 
 def test_a_file_system_without_locks_or_links_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -215,6 +250,19 @@ def test_a_folder_is_removed_only_where_all_that_is_in_it_is_ours(tmp_path):
     (tmp_path / '1/notes.txt').unlink()
     assert not remove_folder(tmp_path / 'link', run_folder.DATA_FILES)
     assert (tmp_path / '1/meta.json').exists()
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning_and_the_new_one_is_saved(
+        tmp_path, monkeypatch, capsys):
+    save_each(tmp_path, 1, 2)
+
+    def cannot(path, ignore_errors=False):
+        if not ignore_errors:                                  # a file that is still read, on NFS
+            raise OSError(39, 'Directory not empty')
+    monkeypatch.setattr(shutil, 'rmtree', cannot)
+    save_each(tmp_path, 3, keep=2)
+    assert [path.name[-1] for path in checkpoint.steps(tmp_path)] == ['3', '2']
+    assert 'step-00000001 cannot be removed: [Errno 39]' in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_file_of_the_user_is_kept_and_so_is_one_that_was_set_aside(tmp_path,
