@@ -227,6 +227,8 @@ def read_sweeps(records, metric):
         knob = knob_of_x(point)
         setting = ', '.join(f'{name} {value}' for name, value in point.items() if name != knob)
         x = point.get(knob, shown(setting))
+        if not knob and len(point) == 1:                   # the panel names the knob
+            x = shown(*point.values()) or 'none'
         if knob in STEPS:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
             calls = find(records, task, 'calls', **same)
@@ -251,7 +253,11 @@ def draw_sweeps(panels, metric, plt):
     figure, axes = plt.subplots(len(panels), figsize=(8, 4 * len(panels)), squeeze=False)
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
-            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
+            if knob:
+                axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
+            else:                                          # words: no line leads from one to another
+                axis.errorbar(*zip(*line), fmt='o', capsize=2, label=shown(label))
+                axis.tick_params(axis='x', rotation=30)
         x = knob
         if knob in STEPS:
             x = 'network calls per text'

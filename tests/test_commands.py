@@ -43,7 +43,7 @@ NOT_RUN = (
     'python prepare.py config/openwebtext.py',
     'torchrun --standalone --nproc_per_node=8 prepare.py config/l2t.py --input= --hub_dataset',
     'python prepare.py --input=notes.txt --encoder=e5_small',
-    'python evaluate.py config/captions.py --out_dir=weights/captions --texts=elsewhere.txt',
+    'python evaluate.py config/captions.py --out_dir=weights/captions',
     # test_weights.py, test_examples.py, test_image.py, test_bench.py
     'python sample.py --out_dir=weights/', 'python examples/',
     'python evaluate.py config/image_text.py', 'python plot.py config/image_text.py',
