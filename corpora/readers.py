@@ -48,7 +48,7 @@ NO_TEXT = {
     rb'SQLite format 3\0': ('SQLite', 'write its texts into a .csv'),
     rb'%PDF|%!PS|\{\\rtf|\xd0\xcf\x11\xe0': ('PDF, PostScript, RTF or Word', 'save it as text'),
     rb'\x89PNG|\xff\xd8\xff|GIF8': ('a picture', 'see --image_size'),
-    rb'@[^\r\n]*\r?\n[ACGTUNacgtun.]+(\r?\n\+|\Z)': ('FASTQ', 'convert it to FASTA'),
+    rb'@[^\r\n]*\r?\n([ACGTUNacgtun.]+\r?\n\+|[ACGTUNacgtun.]{50,}\Z)': ('FASTQ', 'convert it to FASTA'),
 }
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
 # a character that shows: no white space, mark of direction, filler or control
@@ -164,6 +164,7 @@ def inside(folder, path, where):
     if os.path.commonpath([root, full]) != root:
         raise ValueError(f'{where}: {path} lies outside of {folder}')
     return full
+
 
 def walk(folder):
     """ The paths of all files below a folder, but hidden ones. Links are followed, each real folder

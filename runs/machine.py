@@ -17,6 +17,7 @@ CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')
 def pick_device(name='auto'):
     """ The name of a device. auto, cuda: the GPU of this process, and auto is the CPU where there
     is none. ValueError where the device cannot be used. """
+    name = str(name)                                       # it may be a torch.device
     if not re.fullmatch(r'auto|cpu|cuda(:\d+)?', name, re.ASCII):
         raise ValueError(f'device={name!r}: choose from auto, cpu, cuda, cuda:1 or the like; '
                          'nothing here was tried on another kind of device')

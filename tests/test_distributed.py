@@ -152,6 +152,7 @@ def test_another_device_is_refused_without_a_word_on_gpus(name):
     with pytest.raises(ValueError, match=f"device='{name}': choose from auto, cpu, ") as error:
         pick_device(name)
     assert 'GPU' not in str(error.value)
+    assert pick_device(torch.device('cpu')) == 'cpu'
 
 
 @pytest.mark.parametrize('source, kind, ranks', [

@@ -279,7 +279,7 @@ def test_a_column_of_no_texts_is_refused_by_its_type(tmp_path):
 
 
 def test_documents_that_would_not_fit_into_memory_together_stop_at_once(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / 'a.txt', [f'{i} ' + 'x' * 1000 for i in range(40)])
+    path = write_lines(tmp_path / 'a.txt', [f'{i} ' + 'x' * (i * 617 % 2000) for i in range(40)])
     knobs = dict(encoder='none', tokenizer='byte', input=path, val_fraction=.2)
     monkeypatch.setattr(splits, 'MOST_MEMORY', 20_000)
     with pytest.raises(ValueError, match='documents of one shard take .*--shard_size=10'):
@@ -291,7 +291,7 @@ def test_documents_that_would_not_fit_into_memory_together_stop_at_once(tmp_path
         _, _, _, found, _ = splits.read_once(source_of(shard_size=9, **more), 0)
         return sorted(found)
     found = sample(input=path)
-    assert 10 < len(found) < 20
+    assert 5 < len(found) < 30
     lines = path.read_text().splitlines()
     assert sample(input=write_lines(tmp_path / 'b.txt', lines[::-1])) == found
 

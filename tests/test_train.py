@@ -18,6 +18,7 @@ from loss import BatchMaker, Loss, statistics
 from runs.log import summary
 from runs.machine import pick_dtype
 from runs.stages import lr_factor, read_schedule, read_stages
+from runs.writing import RUN
 from sampling.run import Run
 
 BOTH = ('text', 'latent')
@@ -323,6 +324,7 @@ def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_pa
     copied = tmp_path / 'run/data/tokenizer.json'
     copied.parent.mkdir(parents=True)
     copied.write_text('of an earlier attempt')
+    (tmp_path / 'run/lock').write_text(f'{RUN}\n')
     assert train(dataset, tmp_path / 'run', '--max_iters=2').returncode == 0
     assert copied.read_bytes() == (dataset / 'tokenizer.json').read_bytes()
 
