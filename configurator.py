@@ -15,9 +15,8 @@ may open with a rule, which ends at a colon or a semicolon, and which a value mu
     None | bool | [0, 100]     one of several rules; None: chosen by the script
     best | <name of a step>    a word, or any text that is not empty
 
-A script may have knobs in other files, its rooms, which it names among its own knobs:
-    ROOMS = {'processes/gidd.py': 'text_process=gidd', 'sampling/knobs.py': ''}
-The first is read where text_process=gidd, and refused elsewhere. The second is always read.
+Below a line as this one, knobs are read where text_process=gidd, and refused elsewhere:
+    # ---- read where text_process=gidd
 
 A config file is the user's own Python and runs as such. Its globals in small letters, but modules
 and functions, are then taken like flags. Later arguments win. One file serves all scripts, so a
@@ -42,7 +41,9 @@ from runs.console import shown
 from runs.files import short
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
+# {script: the file where it has more knobs}
+SCRIPTS = {'prepare': '', 'train': '', 'sample': 'sampling/knobs.py',
+           'evaluate': 'sampling/knobs.py', 'bench': '', 'plot': ''}
 FLAG = 'the command line'
 # texts, and no paths
 VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on', 'classes', 'sweep')
@@ -106,7 +107,7 @@ class Knob(NamedTuple):
     default: object
     rule: str                   # '' where any value of the default's type will do
     text: str                   # its lines in the source, and those above it
-    room: str = ''              # read where a knob has one of these values: 'knob=value,value'
+    where: str = ''             # read where a knob has one of these values: 'knob=value,value'
 
     def settle(self, value):
         """ A value as one of the default's type. ValueError where that or the rule is broken. """
@@ -167,14 +168,16 @@ def assigned(node):
 
 
 def read_knobs(path):
-    """ The knobs {name: Knob} of a script and of its rooms. The source is read, never run. """
-    source = Path(path).read_text('utf-8')
+    """ The knobs {name: Knob} of a script, also those in another file. The source is read, never
+    run. """
+    path = Path(path)
+    source = path.read_text('utf-8')
     lines = source.splitlines()
     body = []
     for node in ast.parse(source).body:
         body += node.body if isinstance(node, ast.ClassDef) else [node]
 
-    knobs, rooms, last = {}, {}, 0
+    knobs, where, last = {}, '', 0
     for node in body:
         # above the knobs stand other statements, and the first one below ends the block
         name, default = assigned(node)
@@ -186,16 +189,15 @@ def read_knobs(path):
         while name and last < len(lines) and re.match(' +#', lines[last]):
             last += 1
         comment = [line.partition('# ')[2] for line in lines[node.end_lineno - 1:last]]
-        if name == 'ROOMS':
-            rooms = default
-        elif name.islower() and not name.startswith('_'):
+        for line in lines[first:node.lineno]:
+            if line.lstrip().startswith('# ----'):
+                where = line.partition(' read where ')[2]
+        if name.islower() and not name.startswith('_'):
             text = textwrap.dedent('\n'.join(lines[first:last]))
-            knobs[name] = Knob(default, rule_of('\n'.join(comment)), text)
+            knobs[name] = Knob(default, rule_of('\n'.join(comment)), text, where)
 
-    for room, opens in rooms.items():
-        theirs = read_knobs(os.path.join(HERE, room))
-        knobs |= {name: knob._replace(room=opens) for name, knob in theirs.items()}
-    return knobs
+    more = SCRIPTS.get(path.stem)
+    return knobs | read_knobs(os.path.join(HERE, more)) if more else knobs
 
 
 def rule_of(comment):
@@ -208,13 +210,7 @@ def rule_of(comment):
 def help_of(path):
     """ What --help prints: the docstring of a script, and the lines of its knobs. """
     text = ast.get_docstring(ast.parse(Path(path).read_text('utf-8'))) or ''
-    room = ''
-    for knob in read_knobs(path).values():
-        if knob.room != room:
-            room = knob.room
-            text += f'\n\n# ---- read where {room}'
-        text += '\n' + (knob.text.strip('\n') if room else knob.text)
-    return text
+    return '\n'.join([text, *(knob.text for knob in read_knobs(path).values())])
 
 
 def on_command_line(name):
@@ -300,9 +296,9 @@ def configure(globals_, argv=None, show=True):
                 value = re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
             config[name], set_by[name] = value, source
 
-    # a knob of a closed room would do nothing
+    # a knob that is not read would do nothing
     for name, source in set_by.items():
-        switch, _, values = knobs[name].room.partition('=')
+        switch, _, values = knobs[name].where.partition('=')
         if switch and config[switch] not in values.split(','):
             stop(f'knob {name!r} in {source} is read where {switch}={values}, '
                  f'and {switch}={config[switch]}')

@@ -19,7 +19,6 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPA
 if __name__ == '__main__':
     import runs.begin                                      # before torch
 
-import importlib
 import itertools
 import math
 import re
@@ -28,8 +27,7 @@ import time
 
 import numpy as np
 
-from configurator import (HERE, configure, here_or_beside, on_command_line, read_knobs,
-                          stop_on_error)
+from configurator import configure, here_or_beside, on_command_line, read_knobs, stop_on_error
 from runs.checkpoint import as_written
 from runs.console import shown
 from runs.files import sha256
@@ -41,6 +39,7 @@ from runs.run_folder import git_commit
 from runs.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
+from tasks import TASKS
 from tasks.common import Context, Figures, dataset_of, load_file, load_texts
 
 out_dir = 'out/quickstart'  # <a run folder>
@@ -72,7 +71,6 @@ show = 10                   # [0, 1e6]; texts to print, the first ones
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
-ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 KNOBS = read_knobs(__file__)
 SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'damage')
 N_TEXTS = 1000                 # where n does not say
@@ -80,20 +78,8 @@ N_TEXTS = 1000                 # where n does not say
 # -----------------------------------------------------------------------------
 # Tasks
 
-def all_tasks():
-    """ {name: module} of the files in tasks/ that declare a task. """
-    found = {}
-    for file in sorted(os.listdir(os.path.join(HERE, 'tasks'))):
-        name, kind = os.path.splitext(file)
-        if kind == '.py':
-            module = importlib.import_module(f'tasks.{name}')
-            if hasattr(module, 'NEEDS'):
-                found[name] = module
-    return found
-
-
-def choose_tasks(run, known):
-    """ {name: module} of the tasks that are asked for; by default nelbo and what the run was
+def choose_tasks(run):
+    """ {name: Task} of those that are asked for; by default nelbo and what the run was
     trained for. ValueError for one that the run cannot do. """
     # what is asked for
     names = [name.strip() for name in tasks.split(',') if name.strip()]
@@ -104,17 +90,17 @@ def choose_tasks(run, known):
             directions = ['l2t', *directions]
         if run.net.streams == ('text',):
             directions = ['text']
-        names = ['nelbo', *(name for name in directions if not known[name].NEEDS.missing(run.net))]
+        names = ['nelbo', *(name for name in directions if not TASKS[name].needs.missing(run.net))]
 
     # can the run do it?
     chosen = {}
     for name in names:
-        if name not in known:
-            raise ValueError(f'tasks={tasks!r}: choose from {", ".join(known)}')
-        missing = known[name].NEEDS.missing(run.net)
+        if name not in TASKS:
+            raise ValueError(f'tasks={tasks!r}: choose from {", ".join(TASKS)}')
+        missing = TASKS[name].needs.missing(run.net)
         if missing:
             raise ValueError(f'{out_dir} {missing}: no {name} from it')
-        chosen[name] = known[name]
+        chosen[name] = TASKS[name]
     return chosen
 
 # -----------------------------------------------------------------------------
@@ -142,7 +128,7 @@ def measure_sweep(run, ctx, name, task, points):
     a text took. Each point is recorded when it is measured. """
     # the first calls of a process are slow. One draft tells as much
     first = knobs_of(task, points[0])
-    if 'rerank' in task.SETTINGS:
+    if 'rerank' in task.settings:
         first['rerank'] = 1
     task.generate(run, ctx, slice(ctx.knobs['sample_batch']), **first)
 
@@ -165,7 +151,7 @@ def measure_sweep(run, ctx, name, task, points):
 
 def knobs_of(task, point):
     """ Those of a sweep's knobs that the task reads. """
-    return {knob: value for knob, value in point.items() if knob in task.SETTINGS}
+    return {knob: value for knob, value in point.items() if knob in task.settings}
 
 # -----------------------------------------------------------------------------
 # Figures, printed and recorded
@@ -209,8 +195,8 @@ def print_summary(chosen, measured):
     over the rival is of paired texts. """
     rows, rivals = [], []
     for name, task in chosen.items():
-        figures, rival = measured[name], getattr(task, 'RIVAL', None)
-        for label, control, metric in getattr(task, 'HEADLINES', ()):
+        figures, rival = measured[name], task.rival
+        for label, control, metric in task.headlines:
             if (control, metric) in figures:
                 # the controls of a control stand one line above
                 controls = [control] if control else ['', 'shuffled', 'null', rival, 'lead']
@@ -247,9 +233,9 @@ def summary_cells(figures, controls, metric):
 def record(run, ctx, name, task, figures, point={}):
     """ Writes the figures of a task, or of a point of a sweep, into results.json at once. """
     # of the knobs that decide them, those that are not at their defaults
-    source, more = ('', {}) if hasattr(task, 'HAS_OWN_TEXTS') else ctx.source
+    source, more = ('', {}) if task.has_own_texts else ctx.source
     knobs = {}
-    for name_of_knob in ('which', 'seed', 'field', 'dtype', *task.SETTINGS):
+    for name_of_knob in ('which', 'seed', 'field', 'dtype', *task.settings):
         value = ctx.knobs[name_of_knob]
         if name_of_knob not in point and value != KNOBS[name_of_knob].default:
             knobs[name_of_knob] = value
@@ -290,7 +276,7 @@ def evaluate(config):
     held = Held(out_dir)
     where = encoder if on_command_line('encoder') else ''
     run = Run(out_dir, which, device, dtype, where)
-    chosen = choose_tasks(run, all_tasks())
+    chosen = choose_tasks(run)
     config['sample_batch'] = run.net.rows_that_fit(config['sample_batch'])
     config['dtype'] = run.net.dtype
     path = os.path.join(out_dir, 'results.json')
@@ -300,16 +286,16 @@ def evaluate(config):
     for name in chosen:
         check_ours(os.path.join(out_dir, f'{name}s.npz'), '')
     prepared = {name: task.prepare(run, config) for name, task in chosen.items()
-                if hasattr(task, 'prepare')}
-    if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
+                if task.prepare}
+    if run.meta['encoder'] and any(task.embeds for task in chosen.values()):
         run.load_encoder()
     points = read_sweep(sweep, config) if sweep else []
     for point, task in itertools.product(points, chosen.values()):
-        if hasattr(task, 'prepare') and hasattr(task, 'judge'):
+        if task.prepare and task.judge:
             task.prepare(run, config | point)
     if sweep:
-        chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
-        read = {knob for task in chosen.values() for knob in task.SETTINGS}
+        chosen = {name: task for name, task in chosen.items() if task.judge}
+        read = {knob for task in chosen.values() for knob in task.settings}
         unread = ', '.join({*points[0]} - read)
         if unread:
             raise ValueError(f'sweep={sweep!r}: {unread} changes nothing in tasks={tasks}; a sweep '
@@ -325,7 +311,7 @@ def evaluate(config):
         sources, tokens, raw = load_texts(run, folder, n_texts, config['seed'])
     source = source_of(run, folder)
     for name, task in chosen.items():
-        if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:
+        if len(sources) == 1 and task.takes_two and raw is not None:
             raise ValueError(f'{name} of 1 text: its shuffled control needs at least 2; '
                              '--tasks=nelbo takes one; prepare.py --val_fraction=0.1 sets more '
                              'aside')

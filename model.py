@@ -235,10 +235,14 @@ class Stream(nn.Module):
         gains = torch.stack([self.q_gain, self.k_gain])[:, None, None, None]
         return rms_norm(qk) * gains.to(qk.dtype), v.squeeze(0)
 
+    def mlp(self, x):                                                    # (B, S, C), each alone
+        hidden = squared_relu(self.up(x))
+        return self.down(hidden)
+
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
         x = x + gate * self.dropout(self.out(attended))                  # (B, S, C)
-        hidden = squared_relu(self.up(modulate(x, mlp_shift, mlp_scale)))
-        return x + mlp_gate * self.dropout(self.down(hidden))
+        changed = self.mlp(modulate(x, mlp_shift, mlp_scale))
+        return x + mlp_gate * self.dropout(changed)
 
 
 class Block(nn.Module):

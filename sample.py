@@ -37,6 +37,7 @@ if __name__ == '__main__':
 
 from contextlib import suppress
 from types import SimpleNamespace
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.png import images_of, pixels, read_pictures, write_png
-from sampling.run import DIRECTIONS, Run
+from sampling.run import Run
 from sampling.unmasking import Recorder, watcher
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
@@ -87,27 +88,8 @@ fasta = ''                  # write the texts to this FASTA file as well
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
-ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
-
 # -----------------------------------------------------------------------------
 # What is asked for
-
-FROM_TEXT = {'text', 'texts'}                  # what a direction reads, beside what all read
-FROM_LATENT = {'latents', 'image', 'latent_clock'}
-TEXT_TO = {'num_samples', 'svg', 'fasta'}      # how much it writes, and where to
-LATENT_TO = {'num_samples', 'save', 'png'}
-READS = {
-    'text': TEXT_TO,
-    'latent': LATENT_TO,
-    'l2t': FROM_TEXT | FROM_LATENT | TEXT_TO | {'rerank'},
-    't2l': FROM_TEXT | LATENT_TO,
-    't2l2t': FROM_TEXT | TEXT_TO | LATENT_TO | {'rerank', 'latent_clock'},
-    'unconditional': TEXT_TO | LATENT_TO,
-    'infill': FROM_TEXT | FROM_LATENT | TEXT_TO | {'like'},
-    'edit': FROM_TEXT | TEXT_TO | {'latents', 'latent_clock', 'like', 'towards', 'away',
-                                   'strength'},
-}
-
 
 def direction_of(run):
     """ What is asked for by mode: a direction. By default that which the run was trained for. A
@@ -127,7 +109,8 @@ def check_knobs(run, direction, config):
     """ ValueError for flags that the direction does not read, and for files that cannot be
     written. """
     run.check(direction)
-    for name in sorted(set().union(*READS.values()) - READS[direction]):
+    read_by_some = set().union(*(row.reads for row in DIRECTIONS.values()))
+    for name in sorted(read_by_some - DIRECTIONS[direction].reads):
         if on_command_line(name):
             raise ValueError(f'{name}: mode={direction} does not read it')
     for name in ('text', 'like', 'towards', 'away'):
@@ -204,36 +187,82 @@ def names_of_latents(n):
 # -----------------------------------------------------------------------------
 # What is drawn, shown and kept
 
-def draw(run, direction, given, n_each, on_step, knobs):
-    """ n_each samples of each source: texts, raw latents (n, N, D), and a note on each; None for
-    what the direction does not give. knobs: {name: value} of SamplingKnobs. """
-    n = len(given.names)
-    each = dict(num_samples=n_each, on_step=on_step, **knobs)
-    if direction == 'text':
-        return run.sample_text(n, on_step, **knobs), None, None
-    if direction == 'latent':
-        return None, run.sample_latents(n, **knobs), None
-    if direction == 'unconditional':
-        return *run.sample_both(n, on_step, **knobs), None
-    if direction == 't2l':
-        return None, run.embed(given.texts, n_each, **knobs), None
-    if direction == 't2l2t':
-        return *run.round_trip(given.texts, **each), None
-    if direction == 'infill':
-        texts, nats = run.fill(given.texts, given.raw, **each)
-        notes = None if nats is None else [f'{x:.2f} nats per token' for x in nats]
-        return texts, None, notes
+def draw_text(run, given, num_samples, on_step, **knobs):
+    return run.sample_text(len(given.names), on_step, **knobs), None, None
 
-    # towards an embedding
-    if direction == 'l2t':
-        texts = run.write(latents=given.raw, **each)
-    else:
-        texts = run.edit(given.texts, latents=given.raw, **each)
+
+def draw_latent(run, given, num_samples, on_step, **knobs):
+    return None, run.sample_latents(len(given.names), **knobs), None
+
+
+def draw_both(run, given, num_samples, on_step, **knobs):
+    texts, raw = run.sample_both(len(given.names), on_step, **knobs)
+    return texts, raw, None
+
+
+def draw_embedding(run, given, num_samples, on_step, **knobs):
+    return None, run.embed(given.texts, num_samples, **knobs), None
+
+
+def draw_round_trip(run, given, num_samples, on_step, **knobs):
+    texts, raw = run.round_trip(given.texts, num_samples, on_step, **knobs)
+    return texts, raw, None
+
+
+def draw_from_latent(run, given, num_samples, on_step, **knobs):
+    texts = run.write(None, given.raw, num_samples, on_step=on_step, **knobs)
     notes = None
-    if direction == 'edit' or knobs['rerank'] > 1:
-        raw = given.raw.expand(n, -1, -1).repeat_interleave(n_each, 0)
-        notes = [f'cosine {c:.3f}' for c in run.cosines(texts, raw)]
+    if knobs['rerank'] > 1:
+        notes = cosines_of(run, texts, given.raw, num_samples)
     return texts, None, notes
+
+
+def draw_gaps(run, given, num_samples, on_step, **knobs):
+    texts, nats = run.fill(given.texts, given.raw, num_samples, on_step, **knobs)
+    notes = None
+    if nats is not None:
+        notes = [f'{x:.2f} nats per token' for x in nats]
+    return texts, None, notes
+
+
+def draw_edit(run, given, num_samples, on_step, **knobs):
+    texts = run.edit(given.texts, latents=given.raw, num_samples=num_samples, on_step=on_step,
+                     **knobs)
+    return texts, None, cosines_of(run, texts, given.raw, num_samples)
+
+
+def cosines_of(run, texts, raw, num_samples):
+    """ A note on each text: how near its embedding is to the latent that it was to have. """
+    n = len(texts) // num_samples
+    raw = raw.expand(n, -1, -1).repeat_interleave(num_samples, 0)
+    return [f'cosine {c:.3f}' for c in run.cosines(texts, raw)]
+
+
+class Direction(NamedTuple):
+    """ How the command draws in a direction. What a run needs for it: sampling/run.py. """
+    draw: Callable             # (run, given, num_samples, on_step, **knobs) -> texts, raw latents
+                               # (n, N, D), and a note on each; None for what it does not give
+    reads: set                 # the flags that it reads, besides those that all read
+
+
+# what is read, how much is written, and where to
+FROM_TEXT = {'text', 'texts'}
+FROM_LATENT = {'latents', 'image', 'latent_clock'}
+TO_TEXT = {'num_samples', 'svg', 'fasta'}
+TO_LATENT = {'num_samples', 'save', 'png'}
+
+DIRECTIONS = {
+    'text': Direction(draw_text, TO_TEXT),
+    'latent': Direction(draw_latent, TO_LATENT),
+    'unconditional': Direction(draw_both, TO_TEXT | TO_LATENT),
+    't2l': Direction(draw_embedding, FROM_TEXT | TO_LATENT),
+    't2l2t': Direction(draw_round_trip,
+                       FROM_TEXT | TO_TEXT | TO_LATENT | {'rerank', 'latent_clock'}),
+    'l2t': Direction(draw_from_latent, FROM_TEXT | FROM_LATENT | TO_TEXT | {'rerank'}),
+    'infill': Direction(draw_gaps, FROM_TEXT | FROM_LATENT | TO_TEXT | {'like'}),
+    'edit': Direction(draw_edit, FROM_TEXT | TO_TEXT | {
+        'latents', 'latent_clock', 'like', 'towards', 'away', 'strength'}),
+}
 
 
 def respond(run, direction, config):
@@ -251,7 +280,8 @@ def respond(run, direction, config):
     if watch and direction not in ('t2l', 'latent'):
         n_drafts = knobs['rerank'] if direction in ('l2t', 't2l2t') else 1
         on_step = watcher(run, len(given.names) * n_each * n_drafts)
-    texts, raw, notes = draw(run, direction, given, n_each, on_step, knobs)
+    draw = DIRECTIONS[direction].draw
+    texts, raw, notes = draw(run, given, n_each, on_step, **knobs)
     if texts is None:
         notes = describe_latents(run, direction, given, n_each, raw)
 
@@ -316,7 +346,8 @@ def write_animation(run, direction, given, knobs):
     panels = []
     for name, label in samplers.items():
         recorder = Recorder(run.net.text.mask_id)
-        draw(run, direction, first, 1, recorder, knobs | dict(sampler=name, rerank=1))
+        of_panel = knobs | dict(sampler=name, rerank=1)
+        DIRECTIONS[direction].draw(run, first, 1, recorder, **of_panel)
         panels.append((label, recorder.frames))
     title = given.names[0] or 'from noise'
     if like or towards:

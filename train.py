@@ -116,10 +116,31 @@ guard = 10.0                   # [0, 1e9]; skip a step whose loss or gradient is
                                # ten skips in a row end the run, exit code 3; 0: skip none
 dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process ends the run
 
-# files with knobs of their own, each with the choice for which they are read; --help shows them
-ROOMS = {'processes/gidd.py': 'text_process=gidd', 'processes/hdlm.py': 'text_process=hdlm',
-         'processes/adaptive.py': 'text_process=atat',
-         'runs/muon.py': 'optimizer=muon'}
+# ---- read where text_process=gidd
+gidd_uniform = 0.1             # [0, 1): share of tokens that are random ones at t = 1/2
+gidd_gamma = 1.0               # [0.1, 10]: above 1, noise comes earlier and later
+# ---- read where text_process=hdlm
+hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become clusters than
+                               # clusters become MASK
+hdlm_xi = 1.0                  # (0, 1]: probability of a token's own cluster
+clusters = 64                  # [1, 65536]: how many
+clusters_from = ''             # a run folder: by its token embedding; '': by co-occurrence counts
+                               # of the training texts. A resumed run, and init_from, keep their
+                               # clusters
+# ---- read where text_process=atat
+importance = 'freq'            # freq | learned | hybrid: what masking and curriculum go by
+masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
+                               # important are masked first
+beta = 0.5                     # [0, 100]; rates are exp(-beta) to exp(beta) times the common one,
+                               # within 1/2 and 2
+curriculum = False             # easy, medium, then hard tokens weigh more
+curriculum_stages = (0.3333, 0.6666)   # (0, 1): shares of training at which medium and hard begin
+curriculum_focus = 2.0         # [1, 1e3]: how much more they weigh
+# ---- read where optimizer=muon
+muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
+                               # learning_rate
+muon_iterations = 0            # [0, 5]: of Newton-Schulz; 0: the five of torch.optim.Muon; else so
+                               # many of Polar Express (docs/speedrun.md)
 
 rank, world = distributed.rank(), distributed.world()
 config = configure(globals(), show=False)
@@ -197,9 +218,9 @@ adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=Tru
 optimizers, rates = [adamw], [learning_rate]             # and the base rate of each
 if optimizer == 'muon':
     from runs.muon import Muon
-    muon = Muon(groups['matrices'], learning_rate, weight_decay, config['muon_iterations'],
+    muon = Muon(groups['matrices'], learning_rate, weight_decay, muon_iterations,
                 getattr(torch, dtype))
-    optimizers, rates = [adamw, muon], [learning_rate, config['muon_lr'] or learning_rate]
+    optimizers, rates = [adamw, muon], [learning_rate, muon_lr or learning_rate]
 
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
 resume_or_begin(state, train_data, text_process, config)

@@ -20,7 +20,7 @@ and a new process may inherit what it does not change. Time t runs from 0 (clean
     samplers                             {name: function}
     mask_id                              MASK
 
-To add a process, write a module here and a line in MAKERS, add its knobs to ROOMS of train.py, and
+To add a process, write a module here and a line in MAKERS, add its knobs to those of train.py, and
 its name to the choices of the knob text_process. The module has a function
     make(config, vocab_size, data=None)  the process; ValueError for wrong knobs. data: the training
                                          split, where it trains

@@ -37,14 +37,6 @@ import torch
 from data import counts
 from diffusion import MaskedText, NoisyText
 
-importance = 'freq'            # freq | learned | hybrid: what masking and curriculum go by
-masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
-                               # important are masked first
-beta = 0.5                     # [0, 100]; rates are exp(-beta) to exp(beta) times the common one,
-                               # within 1/2 and 2
-curriculum = False             # easy, medium, then hard tokens weigh more
-curriculum_stages = (0.3333, 0.6666)   # (0, 1): shares of training at which medium and hard begin
-curriculum_focus = 2.0         # [1, 1e3]: how much more they weigh
 
 QUANTILES = (0.3, 0.7)          # of importance: where easy ends and where hard begins
 STAGES = ('easy', 'medium', 'hard')

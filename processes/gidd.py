@@ -26,9 +26,6 @@ from diffusion import check_choice, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import Sampler, draw_from, no_callback, numbers_at, scatter_at, schedule_times
 
-gidd_uniform = 0.1             # [0, 1): share of tokens that are random ones at t = 1/2
-gidd_gamma = 1.0               # [0.1, 10]: above 1, noise comes earlier and later
-
 
 class GIDD(IntegralProcess):
     """

@@ -25,14 +25,6 @@ from processes.clusters import cluster_table
 from processes.integral import IntegralProcess
 from samplers import Sampler, init_state, no_callback, numbers_at, scatter_at, schedule_times
 
-hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become clusters than
-                               # clusters become MASK
-hdlm_xi = 1.0                  # (0, 1]: probability of a token's own cluster
-clusters = 64                  # [1, 65536]: how many
-clusters_from = ''             # a run folder: by its token embedding; '': by co-occurrence counts
-                               # of the training texts. A resumed run, and init_from, keep their
-                               # clusters
-
 
 class HDLM(IntegralProcess):
     """ cluster_of (V,): the cluster of each token, from 0 to n_clusters - 1. gamma > 0: how much

@@ -18,10 +18,6 @@ import torch.distributed as dist
 
 from runs.distributed import rank, world
 
-muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
-                               # learning_rate
-muon_iterations = 0            # [0, 5]: of Newton-Schulz; 0: the five of torch.optim.Muon; else so
-                               # many of Polar Express (docs/speedrun.md)
 
 MOMENTUM = 0.95
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from data import PackedDataset, check_file, dataset_folder, lengths
+from data import PackedDataset, dataset_folder, lengths
 from diffusion import modes_of
 from model import ModelConfig
 from runs import checkpoint, distributed

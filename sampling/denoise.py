@@ -3,7 +3,7 @@ The network as samplers, likelihoods, drafts, beams and tasks ask it.
 
     net = Denoiser(model, text, latent, eos, pad, learned={'l2t'})
     logits = net.logits(tokens, t, positions, z, s)        # one call: log p(x | x_t, z_s) there
-    x0, e = net.latent(tokens, t, z_s, s)                  # one call: the clean latent, the noise
+    x0, e = net.latent_at(tokens, t, z_s, s)               # one call: the clean latent, the noise
     denoise = net.given(z, guidance=1.5)                   # what a text sampler calls
 
 Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u):
@@ -16,8 +16,9 @@ head runs, V vocabulary.
 """
 import torch
 
-from diffusion import exact_nll, is_end, to_device
+from diffusion import exact_nll, is_end, positions_of, to_device
 from runs.console import progress_bar
+from samplers import log_p_of
 from sampling.reader import Reader
 from sampling.solvers import x0_and_e
 
@@ -136,6 +137,20 @@ class Denoiser:
         if u is None:
             return exact_nll(self.model, tokens, z, s, known_mask)
         return self.text.bound(self.model, tokens, z, s, u, known_mask)
+
+    def log_p_hidden(self, tokens, mask, z=None, s=1.0, positions=None):
+        """ log p(x^i | the tokens that are not masked, z) of texts tokens (B, L) at the flat
+        positions (P,), by default those of mask (B, L): the positions, and (P,), on the host. The
+        clock of each text is that of its share of MASK. """
+        if positions is None:
+            positions = positions_of(mask)
+        noisy = torch.where(mask, self.text.mask_id, tokens)
+        t = self.text.time_of_share(mask.double().mean(1))
+        if z is not None:
+            z = z.to(self.device)
+        logits = self.logits(noisy.to(self.device), t, positions, z, s)
+        targets = tokens.flatten()[positions].to(self.device)
+        return positions, log_p_of(logits, targets).cpu()
 
     # ---- conditions
 

@@ -7,9 +7,9 @@ Letters: n texts, L text tokens, N latent vectors, D latent dims, P positions, K
 """
 import torch
 
-from diffusion import is_end, positions_of, rank_in_row
+from diffusion import is_end, rank_in_row
 from noise import Noise, rows_of, uniforms
-from samplers import log_p_of, scatter_at
+from samplers import scatter_at
 from sampling.writing import tidied
 
 # -----------------------------------------------------------------------------
@@ -82,12 +82,8 @@ def log_p_given_half(net, tokens, z, s, knobs, rows):
     for part in net.batches(len(tokens), knobs.sample_batch, net.L):
         for half in (in_first_half[part], ~in_first_half[part]):
             mask = half & ~ends[part]
-            positions = positions_of(mask)                               # (P,)
-            noisy = torch.where(mask, net.text.mask_id, tokens[part]).to(net.device)
-            t = net.text.time_of_share(mask.double().mean(1))
-            logits = net.logits(noisy, t, positions, z[part].to(net.device), s)
-            x = tokens[part].flatten()[positions].to(net.device)
-            scatter_at(log_p[part], positions, log_p_of(logits, x).cpu())
+            positions, found = net.log_p_hidden(tokens[part], mask, z[part], s)
+            scatter_at(log_p[part], positions, found)
     return log_p
 
 

@@ -164,5 +164,5 @@ class Reader:
         attended = attended.transpose(1, 2).flatten(2)                   # (R, new, C)
 
         text = torch.addcmul(text, gate, stream.out(attended))
-        hidden = stream.up(F.layer_norm(text, shift.shape, mlp_scale, mlp_shift))
-        return torch.addcmul(text, mlp_gate, stream.down(F.relu_(hidden).square_()))
+        changed = stream.mlp(F.layer_norm(text, shift.shape, mlp_scale, mlp_shift))
+        return torch.addcmul(text, mlp_gate, changed)

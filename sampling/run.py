@@ -74,7 +74,7 @@ class Needs:
 
 
 BOTH = ('text', 'latent')
-DIRECTIONS = {
+NEEDS = {
     'text': Needs(('text',), (WRITES,)),
     'latent': Needs(('latent',), (MAKES,)),
     'l2t': Needs(BOTH, (WRITES,)),
@@ -153,11 +153,11 @@ class Run:
     # ---- what it can do
 
     def can(self, direction):
-        return not DIRECTIONS[direction].missing(self.net)
+        return not NEEDS[direction].missing(self.net)
 
     def check(self, direction):
         """ ValueError where the run cannot do it. """
-        missing = DIRECTIONS[direction].missing(self.net)
+        missing = NEEDS[direction].missing(self.net)
         if missing:
             hint = ''
             if len(self.net.streams) == 2:

@@ -1,17 +1,6 @@
 """
-What the tasks of this folder share. A task is a file with
-
-    NEEDS                the run that it can measure (TaskNeeds)
-    SETTINGS             the knobs of evaluate.py that decide its figures, beside its texts
-    measure(run, ctx)    its Figures. What else there is to see it puts into ctx.shown and
-                         ctx.arrays
-    generate(run, ctx)   if there is one, with judge: what a sweep over its knobs does and measures
-    HEADLINES, RIVAL     if there are any: (what to call it, control, metric) of the figures that
-                         stand in the summary, and the control that is the one to beat
-    prepare(run, knobs)  if there is one: reads what the task's own knobs name and checks what else
-                         it needs, before anything is computed; ctx.prepared is what it returned
-
-and evaluate.py finds it by its name.
+What the tasks of this folder share. A task is a file here with a Task, and a row of
+TASKS (tasks/__init__.py).
 
 Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabulary.
 """
@@ -19,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
@@ -37,13 +26,35 @@ from sampling.run import Needs
 FREE_SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
 
 # -----------------------------------------------------------------------------
-# What a task declares, gets and gives
+# What a task is, gets and gives
 
-@dataclass
-class TaskNeeds(Needs):
-    """ What a run must have for a task; Needs has its streams and modes. """
-    encoder: bool = False          # texts are embedded, where the run has an encoder
-    shuffled: bool = False         # a control gives a text the latent of another: it takes two
+class Task(NamedTuple):
+    """
+    needs       of the run that it can measure (sampling.run.Needs)
+    settings    the knobs of evaluate.py that decide its figures, besides its texts
+    measure     (run, ctx) -> Figures. What else there is to see it puts into ctx.shown and
+                ctx.arrays
+
+    What only some tasks have:
+    prepare     (run, knobs) -> ctx.prepared: reads what the task's own knobs name, and checks what
+                else it needs, before anything is computed
+    generate    (run, ctx, rows=slice(None), **knobs) -> what is made of these rows: a sweep's
+                point
+    judge       (run, ctx, what was made) -> {metric: values (n,)}
+    headlines   (what to call it, control, metric) of the figures that stand in the summary
+    rival       the control that is the one to beat
+    """
+    needs: Needs
+    settings: tuple
+    measure: Callable
+    prepare: Callable | None = None
+    generate: Callable | None = None
+    judge: Callable | None = None
+    headlines: tuple = ()
+    rival: str | None = None
+    embeds: bool = False           # it embeds texts, where the run has an encoder
+    takes_two: bool = False        # a control gives a text the latent of another
+    has_own_texts: bool = False    # --texts= is not read
 
 
 @dataclass

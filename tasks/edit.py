@@ -23,16 +23,13 @@ from corpora.words import WORD, words
 from sampling.inputs import moved, pack
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
-from sampling.run import FILLS
+from sampling.run import BOTH, FILLS, Needs
 from sampling.writing import write
-from tasks.common import Figures, TaskNeeds, derangement, encode, read_classes
+from tasks.common import Figures, Task, derangement, encode, read_classes
 from tasks.infill import left_to_right
 from tasks.measures import spaced
 
-NEEDS = TaskNeeds(('text', 'latent'), (FILLS,), masked_text=True, encoder=True, shuffled=True)
-SETTINGS = (*TEXT_KNOBS, 'strength', 'classes')
 RIVAL = 'left_to_right'
-HEADLINES = (('a word changed, % exactly so', '', 'exact'),)
 
 
 def prepare(run, knobs):
@@ -147,3 +144,9 @@ def compare_edits(run, asked, written):
         'cosine': cosine.numpy(),
         'nats': nats.numpy()
     }
+
+
+TASK = Task(
+    Needs(BOTH, (FILLS,), masked_text=True), (*TEXT_KNOBS, 'strength', 'classes'), measure,
+    prepare=prepare, generate=generate, judge=judge, rival=RIVAL, embeds=True, takes_two=True,
+    headlines=(('a word changed, % exactly so', '', 'exact'),))

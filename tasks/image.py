@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from corpora.words import words
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.png import images_of, pixels
-from tasks.common import Figures, TaskNeeds, derangement, open_split, progress_bar, read_classes
+from sampling.run import BOTH, Needs
+from tasks.common import Figures, Task, derangement, open_split, progress_bar, read_classes
 
-NEEDS = TaskNeeds(('text', 'latent'), shuffled=True)
-SETTINGS = (*TEXT_KNOBS, *LATENT_KNOBS, 'classes')
 MOST_TRAINING = 20_000         # pictures that the classifier learns from
 N_KEPT = 100                   # of each kind, in images.npz
 
@@ -173,3 +172,8 @@ def nearest_pictures(pictures, known):
     nearest = [torch.cdist(part, y).min(1) for part in x.split(128)]
     distance, at = (torch.cat(parts) for parts in zip(*nearest))
     return at, distance / x.shape[1] ** 0.5
+
+
+TASK = Task(
+    Needs(BOTH), (*TEXT_KNOBS, *LATENT_KNOBS, 'classes'), measure,
+    prepare=prepare, takes_two=True)

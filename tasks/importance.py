@@ -6,15 +6,11 @@ correlation of importance and a token's mean loss. n ~ U{1..L} positions are mas
 import torch
 
 from data import counts
-from diffusion import nll_of, positions_of
 from noise import uniforms
 from processes.adaptive import rarity
-from sampling.run import FILLS
-from tasks.common import Figures, TaskNeeds, open_split, progress_bar
+from sampling.run import FILLS, Needs
+from tasks.common import Figures, Task, open_split, progress_bar
 from tasks.measures import correlation
-
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
-SETTINGS = ('draws',)
 
 
 @torch.inference_mode()
@@ -66,7 +62,7 @@ def losses(run, tokens, z, draws, seed, batch):
     for i in progress_bar(range(0, n, batch), desc='importance', unit='batch'):
         rows = slice(i, i + batch)
         x = tokens[rows]
-        latents = None if z is None else z[rows].to(run.net.device)
+        latents = None if z is None else z[rows]
         ends = run.net.ends(x)
         n_free = (~ends).sum(1).clamp(min=1)
         for k in range(draws):
@@ -74,14 +70,12 @@ def losses(run, tokens, z, draws, seed, batch):
             u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L)
             share = (u[:, 0] + k / draws) % 1
             size = 1 + (share * n_free).long().clamp(max=n_free - 1)
-            noisy, mask = run.net.text.corrupt_exactly(x, size, u[:, 1:], ends)
-            positions = positions_of(mask)                               # (P,)
-            t = run.net.text.time_of_share(size.double() / L)
-            logits = run.net.logits(noisy.to(run.net.device), t, positions, latents, 0.0)
-
-            # the loss where it was masked
-            targets = x.flatten()[positions].to(run.net.device)
-            nll = nll_of(logits, targets).cpu().double()
-            nats[rows].view(-1)[positions] += nll
+            _, mask = run.net.text.corrupt_exactly(x, size, u[:, 1:], ends)
+            positions, log_p = run.net.log_p_hidden(x, mask, latents, 0.0)
+            nats[rows].view(-1)[positions] -= log_p.double()
             count[rows] += mask
     return nats / count.clamp(min=1), count
+
+
+TASK = Task(
+    Needs(('text',), (FILLS,), masked_text=True), ('draws',), measure)

@@ -12,15 +12,12 @@ from diffusion import is_end, rank_in_row
 from noise import uniforms
 from samplers import before
 from sampling.knobs import TEXT_KNOBS
-from sampling.run import FILLS
+from sampling.run import FILLS, Needs
 from sampling.writing import write
-from tasks.common import Figures, TaskNeeds, encode, with_controls
+from tasks.common import Figures, Task, encode, with_controls
 from tasks.measures import compare
 
-NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True)
-SETTINGS = (*TEXT_KNOBS, 'infill_share')
 RIVAL = 'left_to_right'
-HEADLINES = (('gaps filled, % right', '', 'token_accuracy'),)
 
 
 def measure(run, ctx):
@@ -110,3 +107,9 @@ def beams(net, tokens, masked, z, K):
         x[:, i] = best.flatten() % V
         cache['reader'].keep(rows)
     return x[first.flatten()].cpu()
+
+
+TASK = Task(
+    Needs(('text',), (FILLS,)), (*TEXT_KNOBS, 'infill_share'), measure,
+    rival=RIVAL, embeds=True, takes_two=True,
+    headlines=(('gaps filled, % right', '', 'token_accuracy'),))

@@ -16,18 +16,12 @@ import numpy as np
 
 from corpora.words import words
 from sampling.knobs import TEXT_KNOBS
-from sampling.run import WRITES
-from tasks.common import Figures, TaskNeeds, derangement, encode, open_split, train_texts
+from sampling.run import BOTH, Needs, WRITES
+from tasks.common import Figures, Task, derangement, encode, open_split, train_texts
 from tasks.damage import damaged, read_damage
 from tasks.measures import compare, nearest_training_latents
 
-NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
-SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank', 'damage')
 RIVAL = 'nearest'
-HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
-             ('  by diffusion, greedy', 'diffusion', 'bleu'),
-             ('  from left to right, greedy', 'left_to_right', 'bleu'),
-             ('text, F1 of sets of words', '', 'f1'))
 
 
 def prepare(run, knobs):
@@ -99,3 +93,12 @@ def count_near(texts, others, threshold=0.8):
         common = np.bincount(those, minlength=len(texts))
         is_near |= (common > 0) & (common >= threshold * (sizes + len(theirs) - common))
     return int(is_near.sum())
+
+
+TASK = Task(
+    Needs(BOTH, (WRITES,)), (*TEXT_KNOBS, 'latent_clock', 'rerank', 'damage'), measure,
+    prepare=prepare, generate=generate, judge=judge, rival=RIVAL, embeds=True, takes_two=True,
+    headlines=(('text from embedding, BLEU', '', 'bleu'),
+               ('  by diffusion, greedy', 'diffusion', 'bleu'),
+               ('  from left to right, greedy', 'left_to_right', 'bleu'),
+               ('text, F1 of sets of words', '', 'f1')))

@@ -6,16 +6,9 @@ Controls: as of l2t. A molecule that is written in another way counts as the sam
 """
 import torch
 
-from sampling.run import WRITES
-from tasks.common import Figures, TaskNeeds
+from tasks import l2t
+from tasks.common import Figures, Task
 from tasks.damage import read_damage
-from tasks.l2t import RIVAL, SETTINGS, generate, write_with_controls
-
-NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
-HEADLINES = (
-    ('exactly the molecule, %', '', 'exact'),
-    ('Tanimoto', '', 'tanimoto'),
-)
 
 
 def prepare(run, knobs):
@@ -26,9 +19,9 @@ def prepare(run, knobs):
 
 def measure(run, ctx):
     figures = Figures(ctx.n)
-    written = write_with_controls(run, ctx)
+    written = l2t.write_with_controls(run, ctx)
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
-    figures.enter_with_lead(judged, RIVAL)
+    figures.enter_with_lead(judged, l2t.RIVAL)
     ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
     return figures
 
@@ -46,3 +39,11 @@ def judge(run, ctx, written):
         'tanimoto': common / union.clamp(min=1),
         'valid': 100. * valid,
     }
+
+
+TASK = Task(
+    l2t.TASK.needs, l2t.TASK.settings, measure,
+    prepare=prepare, generate=l2t.generate, judge=judge, rival=l2t.RIVAL,
+    embeds=True, takes_two=True,
+    headlines=(('exactly the molecule, %', '', 'exact'),
+               ('Tanimoto', '', 'tanimoto')))

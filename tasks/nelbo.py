@@ -11,14 +11,9 @@ import torch
 
 from noise import normals, uniforms
 from sampling.likelihood import what_is_scored
-from sampling.run import MAKES
-from tasks.common import Figures, TaskNeeds, progress_bar, with_controls
+from sampling.run import MAKES, Needs
+from tasks.common import Figures, Task, progress_bar, with_controls
 from tasks.measures import perplexity_of
-
-NEEDS = TaskNeeds()
-SETTINGS = ('draws',)
-HEADLINES = (('diffusion, nats, a bound', '', 'nats_per_token'),
-             ('left to right, nats, exact', '', 'causal_nats_per_token'))
 
 
 def measure(run, ctx):
@@ -117,3 +112,9 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws
         figures.enter(control, {'latent_mse': error})
     return figures
+
+
+TASK = Task(
+    Needs(), ('draws',), measure,
+    headlines=(('diffusion, nats, a bound', '', 'nats_per_token'),
+               ('left to right, nats, exact', '', 'causal_nats_per_token')))

@@ -24,15 +24,12 @@ import math
 
 import torch
 
-from diffusion import nll_of, rank_in_row
+from diffusion import rank_in_row
 from noise import uniforms
 from sampling.likelihood import what_is_scored
-from sampling.run import FILLS
-from tasks.common import Figures, TaskNeeds, progress_bar
+from sampling.run import FILLS, Needs
+from tasks.common import Figures, Task, progress_bar
 from tasks.nelbo import conditions_of
-
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
-SETTINGS = ('n_orders',)
 
 
 @torch.inference_mode()
@@ -88,15 +85,10 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch):
         # position that it scores
         now = steps[text, order, position]                               # (B,)
         mask = steps[text, order] >= now[:, None]                        # (B, L)
-        noisy = torch.where(mask, run.net.text.mask_id, tokens[text])
-        t = run.net.text.time_of_share(mask.sum(1).double() / L)
-
-        # -log p of that position
-        z = None if latents is None else latents[text].to(run.net.device)
+        z = None if latents is None else latents[text]
         positions = torch.arange(len(part)) * L + position               # in the flattened B * L
-        logits = run.net.logits(noisy.to(run.net.device), t, positions, z, clock)
-        targets = tokens[text, position].to(run.net.device)
-        nats[text, order, position] = nll_of(logits, targets).cpu().double()
+        _, log_p = run.net.log_p_hidden(tokens[text], mask, z, clock, positions)
+        nats[text, order, position] = -log_p.double()
     return nats
 
 
@@ -104,3 +96,7 @@ def iw_bound(nats):
     """ -log [ 1/K sum over k of exp(-nats_k) ], (n,) from the nats (n, K) of K orders. """
     K = nats.shape[1]
     return math.log(K) - torch.logsumexp(-nats, 1)
+
+
+TASK = Task(
+    Needs(('text',), (FILLS,), masked_text=True), ('n_orders',), measure)

@@ -13,13 +13,10 @@ from data import counts
 from diffusion import is_end, positions_of
 from sampling.knobs import TEXT_KNOBS
 from noise import Noise, rows_of, uniforms
-from sampling.run import FILLS
+from sampling.run import FILLS, Needs
 from sampling.writing import blank, write
-from tasks.common import Figures, TaskNeeds, open_split
+from tasks.common import Figures, Task, open_split
 from tasks.measures import real_ids
-
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
-SETTINGS = TEXT_KNOBS
 
 
 def prepare(run, knobs):
@@ -93,3 +90,8 @@ def share_in_runs(row):
     """ How many of its residues are in runs of three or more equal ones, %. """
     runs = [len(list(equal)) for _, equal in groupby(row)]
     return 100 * sum(n for n in runs if n >= 3) / max(1, len(row))
+
+
+TASK = Task(
+    Needs(('text',), (FILLS,), masked_text=True), TEXT_KNOBS, measure,
+    prepare=prepare)

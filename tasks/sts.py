@@ -13,13 +13,10 @@ import torch.nn.functional as F
 from corpora.readers import lines_of, table_of
 from sampling.inputs import pack
 from sampling.knobs import LATENT_KNOBS
-from sampling.run import MAKES
-from tasks.common import Figures, TaskNeeds, chosen_rows, derangement, encode
+from sampling.run import BOTH, MAKES, Needs
+from tasks.common import Figures, Task, chosen_rows, derangement, encode
 from tasks.measures import correlation
 
-NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
-SETTINGS = (*LATENT_KNOBS, 'sts')
-HAS_OWN_TEXTS = True           # --texts= is not read
 COLUMNS = ['sentence1', 'sentence2', 'score']
 
 
@@ -80,3 +77,8 @@ def read_pairs(path):
     if not is_finite.all():
         raise ValueError(f'{path}: the score of pair {is_finite.argmin() + 1} is no finite number')
     return first, second, scores
+
+
+TASK = Task(
+    Needs(BOTH, (MAKES,)), (*LATENT_KNOBS, 'sts'), measure,
+    prepare=prepare, embeds=True, has_own_texts=True)

@@ -14,14 +14,11 @@ import torch.nn.functional as F
 from corpora.bag import MOST_NUMBERS, Counts
 from diffusion import is_end
 from sampling.knobs import LATENT_KNOBS
-from sampling.run import MAKES
-from tasks.common import Figures, TaskNeeds, derangement, open_split
+from sampling.run import BOTH, MAKES, Needs
+from tasks.common import Figures, Task, derangement, open_split
 from tasks.measures import retrieval
 
-NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
-SETTINGS = LATENT_KNOBS
 RIVAL = 'ridge'
-HEADLINES = (('embedding from text, centred', '', 'centred_cosine'),)
 
 
 def measure(run, ctx):
@@ -98,3 +95,9 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
     W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
     z = counts_of(run, without_ends(run, tokens)).times(W)
     return run.raw_latents(z.view(len(tokens), *train.latent_shape))
+
+
+TASK = Task(
+    Needs(BOTH, (MAKES,)), LATENT_KNOBS, measure,
+    generate=generate, judge=judge, rival=RIVAL, takes_two=True,
+    headlines=(('embedding from text, centred', '', 'centred_cosine'),))

@@ -16,18 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from sampling.latents import write_both
+from sampling.run import BOTH, Needs
 from sampling.writing import blank, write
-from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, encode, open_split
+from tasks.common import FREE_SETTINGS, Task, derangement, encode, open_split
 from tasks.measures import describe_samples, nearest_training_latents
-from tasks.scorer import prepare_scorer as prepare
+from tasks.scorer import prepare_scorer
 
-NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,
-                  shuffled=True)
-SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
 RIVAL = 'text_first'
-HEADLINES = (('both from noise, cosine', '', 'coherence'),
-             ('  its text, Frechet distance', '', 'text_frechet'),
-             ('  its text, nats per token', '', 'nats'))
 MOST_TRAINING = 20_000         # latents whose mean and covariance the Gaussian has
 
 
@@ -120,3 +115,12 @@ def describe_latents(latents, real, k=5):
         'participation': variance ** 2 / (R @ R.T).square().sum(),
         'precision': 100.0 * is_near.any(1),
         'coverage': 100.0 * is_near.any(0)}
+
+
+TASK = Task(
+    Needs(BOTH, (('unconditional',),), masked_text=True),
+    (*FREE_SETTINGS, 'solver', 'latent_steps'), measure,
+    prepare=prepare_scorer, rival=RIVAL, embeds=True, takes_two=True,
+    headlines=(('both from noise, cosine', '', 'coherence'),
+               ('  its text, Frechet distance', '', 'text_frechet'),
+               ('  its text, nats per token', '', 'nats')))
