@@ -12,11 +12,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
+
+import prepare
+from configurator import read_knobs
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from runs import checkpoint
+from runs.files import read_sealed
 from runs.results import read_results
+from runs.writing import entry_of, sealed
 from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -243,6 +250,33 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
                 p.kill()
 
 
+# ---- prepare.py, in this process
+
+def knobs_of(**knobs):
+    """ All knobs of prepare.py, these among them. """
+    defaults = read_knobs(ROOT / 'prepare.py')
+    found = {name: knob.default for name, knob in defaults.items()}
+    for name, value in knobs.items():
+        found[name] = str(value) if isinstance(value, os.PathLike) else value
+    return SimpleNamespace(**found)
+
+
+def source_of(**knobs):
+    """ What says which documents there are. """
+    return SimpleNamespace(**vars(knobs_of(**knobs)), split='train')
+
+
+def prepared(**knobs):
+    """ The folder that prepare.py has made. """
+    threads = torch.get_num_threads()
+    small = dict(vocab_size=300, encoder='lsa', encoder_dims=8, shard_size=40)
+    try:
+        prepare.prepare(knobs_of(**small | knobs))
+    finally:
+        torch.set_num_threads(threads)
+    return str(knobs['out'])
+
+
 # ---- what a run leaves
 
 def log(out):
@@ -274,6 +308,11 @@ def saved(folder):
             for name in checkpoint.verify(folder)['files']}
 
 
+def same(a, b):
+    """ The same names, and under each the same bits. """
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
 def measured(out):
     """ {'task/control/metric': value} of a run's results.json, '..._se': its standard error. Of the
     validation split, the most texts, and no sweep. """
@@ -285,3 +324,30 @@ def measured(out):
             if record['se'] is not None:
                 found[f'{key}_se'] = record['se']
     return found
+
+
+# ---- files that were changed, with and without their digests
+
+def change_meta(folder, change):
+    """ Another meta.json, with its digest. """
+    meta = read_sealed(folder / 'meta.json')
+    change(meta)
+    (folder / 'meta.json').write_text(sealed(meta))
+
+
+def forge_file(folder, name, content):
+    """ Another content of a file of a dataset, with its size and digest in meta.json. """
+    (folder / name).write_bytes(content)
+
+    def change(meta):
+        shards = [shard for split in meta['splits'].values() for shard in split['shards']]
+        for files in [meta['files'], *(shard['files'] for shard in shards)]:
+            if name in files:
+                files[name] = entry_of(folder / name)
+    change_meta(folder, change)
+
+
+def flip(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)

@@ -8,62 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import Model, ModelConfig
-from runs import checkpoint, files, run_folder, saving
-from runs.files import read_json
-from runs.identity import identity_of
-from runs.writing import entry_of, sealed
+from launch import same
+from runs import checkpoint, files, saving
+from runs.writing import sealed
+from toys import CONFIG, KNOBS, META, new_run, save_each, states
 
-CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2,
-                     width=16)
-KNOBS = dict(text_process='masked', text_schedule='loglinear', latent_schedule='vp',
-             latent_target='v', optimizer='adamw', seed=1)
-META = dict(format=2, tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None,
-            latent_shape=None, token_dtype='uint16', max_tokens=7, splits={}, files={})
 FILES = [*(f'{kind}.safetensors' for kind in ('model', 'ema', 'optimizer', 'rng')),
          'training_state.json']
-
-
-def states(step):
-    """ All that `save` takes, every number of it a function of the step. """
-    torch.manual_seed(step)
-    model = {name: torch.randn_like(x) for name, x in Model(CONFIG).state_dict().items()}
-    tensors = dict(model=model, ema={name: x + 1 for name, x in model.items()},
-                   optimizer={f'exp_avg.{name}': x * 2 for name, x in model.items()},
-                   rng={f'rank{rank}.cpu': torch.get_rng_state() for rank in range(2)})
-    known = dict(history=[.5, 1e-30, float(step)], identity=identity_of(CONFIG, KNOBS, META),
-                 knobs=KNOBS)
-    return tensors, known
-
-
-def same(a, b):
-    """ The same names, and under each the same bits. """
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def save_each(out, *steps, keep=9, best=()):
-    for step in steps:
-        saving.save(out, step, *states(step), keep=keep, best=step in best)
-    return out
-
-
-def new_run(tmp_path, *steps, best=()):
-    """ out_dir of a run with these checkpoints. """
-    data = tmp_path / 'dataset'
-    data.mkdir()
-    (data / 'meta.json').write_text(sealed(META))
-    out = tmp_path / 'run'
-    run_folder.take(out)
-    run_folder.begin(dict(out_dir=str(out), wandb_project='', seed=1, max_iters=9), data, 0)
-    return save_each(out, *steps, best=best)
-
-
-def forge(folder, **changes):
-    """ Change the training state and make all digests fit again, as an attacker would. """
-    path = folder / 'training_state.json'
-    state = {**read_json(path), **changes}
-    state['files'] = {name: entry_of(folder / name) for name in state['files']}
-    path.write_text(sealed({name: state[name] for name in state if name != 'sha256'}))
 
 
 def names(out):

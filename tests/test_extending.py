@@ -9,7 +9,7 @@ import pytest
 from launch import ROOT, TINY, log, run_code, run_each
 from runs import checkpoint
 from test_commands import EXTENDING, commands_of, problems
-from test_encoders import save_encoder
+from toys import save_encoder
 
 # a fenced block with the line above it; one that ends in "`path`:" says what file a block is of
 BLOCK = re.compile(r'(?:^(?!```)([^\n]+)\n+)?^```(python|diff)\n(.*?)^```$', re.M | re.S)

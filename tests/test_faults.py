@@ -18,16 +18,13 @@ import pytest
 import torch
 
 from corpora.sources import text_hash
-from data import PackedDataset, lengths
-from launch import (HANGS, ROOT, TINY, Job, cut, held, log, run, run_each, saved, texts_in, train,
-                    train_each, weights)
+from data import PackedDataset, lengths, row_order
+from launch import (HANGS, ROOT, TINY, Job, change_meta, cut, flip, forge_file, held, log, run,
+                    run_each, same, saved, texts_in, train, train_each, weights)
 from runs import checkpoint, run_folder, saving
 from runs.files import read_json
-from runs.stages import row_order
 from runs.writing import RUN, Claim
-from test_checkpoint import same, states
-from test_encoders import save_encoder
-from test_hostile import change_meta, flip, forge_file
+from toys import save_encoder, states
 
 TORCHRUN = [sys.executable, '-m', 'torch.distributed.run']
 EVERY_STEP = ['--eval_interval=1', '--keep=99']

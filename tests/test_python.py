@@ -15,7 +15,7 @@ from data import read_meta
 from runs.results import read_results, write_results
 from runs.writing import sealed
 from sampling.run import Run
-from test_encoders import WORDS, save_encoder
+from toys import WORDS, save_encoder
 
 TEXT = 'a red dog runs near the park number 3'
 

@@ -13,7 +13,7 @@ from launch import TINY, run_each
 from runs import run_folder, saving
 from runs.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
                           write_folder, write_text, write_whole)
-from test_checkpoint import new_run, save_each, states
+from toys import new_run, save_each, states
 
 
 def tree(folder):

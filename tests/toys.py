@@ -1,5 +1,5 @@
 """ A text distribution small enough to enumerate (V = 3, L = 4), networks that are tables over its
-4^4 noisy states, and random networks. """
+4^4 noisy states, and random networks. Small texts, encoders and run folders. """
 import itertools
 import math
 from types import SimpleNamespace
@@ -8,6 +8,9 @@ import torch
 
 from diffusion import GaussianLatents, MaskedText, modes_of
 from model import Model, ModelConfig
+from runs import run_folder, saving
+from runs.identity import identity_of
+from runs.writing import sealed
 from samplers import no_callback
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
@@ -273,3 +276,94 @@ def flat(figures):
         if se is not None:
             found[f'{key}_se'] = se
     return found
+
+
+# ---- words, texts of them, and encoders that know them
+
+WORDS = ('a the dog cat runs sits on beach mat and red big small man woman walks along river in '
+         'snow').split()
+LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number {i}.'
+         for i in range(150)]
+
+
+def write_lines(path, lines=LINES):
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+def save_tokenizer(folder):
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    vocab = {word: i for i, word in enumerate(['[PAD]', '[UNK]', '[CLS]', '[SEP]'] + WORDS)}
+    tok = Tokenizer(models.WordLevel(vocab, unk_token='[UNK]'))
+    tok.pre_tokenizer = pre_tokenizers.Whitespace()
+    tok.post_processor = processors.TemplateProcessing(
+        single='[CLS] $A [SEP]', special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tok, pad_token='[PAD]', unk_token='[UNK]', cls_token='[CLS]',
+        sep_token='[SEP]', model_max_length=64).save_pretrained(folder)
+    return len(vocab)
+
+
+def save_encoder(folder, kind='bert'):
+    """ A random encoder of an architecture in the table, in a folder as a hub would give it. """
+    import transformers as T           # takes seconds, and few tests need it
+    from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+    torch.manual_seed(0)
+    V = save_tokenizer(folder)
+    small = dict(vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                 intermediate_size=64, pad_token_id=0)
+    if kind == 'bert':
+        model = T.BertModel(T.BertConfig(**small))
+    elif kind == 'roberta':
+        model = T.XLMRobertaModel(T.XLMRobertaConfig(**small, max_position_embeddings=50))
+    elif kind == 'qwen3':
+        model = T.Qwen3Model(T.Qwen3Config(**small, num_key_value_heads=2, head_dim=8))
+    elif kind == 't5':
+        model = T.T5EncoderModel(T.T5Config(vocab_size=V, d_model=32, d_kv=8, d_ff=64,
+                                            num_layers=2, num_heads=4))
+    elif kind == 'sonar':
+        model = M2M100Encoder(T.M2M100Config(
+            vocab_size=V, d_model=32, encoder_layers=2, encoder_attention_heads=4,
+            encoder_ffn_dim=64, max_position_embeddings=64, pad_token_id=0))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+# ---- run folders, without a training
+
+CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2,
+                     width=16)
+KNOBS = dict(text_process='masked', text_schedule='loglinear', latent_schedule='vp',
+             latent_target='v', optimizer='adamw', seed=1)
+META = dict(format=2, tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None,
+            latent_shape=None, token_dtype='uint16', max_tokens=7, splits={}, files={})
+
+
+def states(step):
+    """ All that `save` takes, every number of it a function of the step. """
+    torch.manual_seed(step)
+    model = {name: torch.randn_like(x) for name, x in Model(CONFIG).state_dict().items()}
+    tensors = dict(model=model, ema={name: x + 1 for name, x in model.items()},
+                   optimizer={f'exp_avg.{name}': x * 2 for name, x in model.items()},
+                   rng={f'rank{rank}.cpu': torch.get_rng_state() for rank in range(2)})
+    known = dict(history=[.5, 1e-30, float(step)], identity=identity_of(CONFIG, KNOBS, META),
+                 knobs=KNOBS)
+    return tensors, known
+
+
+def save_each(out, *steps, keep=9, best=()):
+    for step in steps:
+        saving.save(out, step, *states(step), keep=keep, best=step in best)
+    return out
+
+
+def new_run(tmp_path, *steps, best=()):
+    """ out_dir of a run with these checkpoints. """
+    data = tmp_path / 'dataset'
+    data.mkdir()
+    (data / 'meta.json').write_text(sealed(META))
+    out = tmp_path / 'run'
+    run_folder.take(out)
+    run_folder.begin(dict(out_dir=str(out), wandb_project='', seed=1, max_iters=9), data, 0)
+    return save_each(out, *steps, best=best)
