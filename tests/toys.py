@@ -11,7 +11,7 @@ from model import Model, ModelConfig
 from runs import run_folder, saving
 from runs.identity import identity_of
 from runs.writing import sealed
-from samplers import no_callback
+from samplers import SAMPLERS, no_callback
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
 from sampling.run import Run
@@ -21,6 +21,7 @@ V, L, MASK = 3, 4, 3
 EOS, PAD = 1, 2                                              # of the V ids, where a text has an end
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (81, 4)
 STATES = torch.tensor(list(itertools.product(range(V + 1), repeat=L)))   # (256, 4), with MASK
+FILL_MASKS = [name for name, row in SAMPLERS.items() if not row.is_causal]
 WEIGHTS = (V + 1) ** torch.arange(L - 1, -1, -1)
 
 
