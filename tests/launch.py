@@ -180,17 +180,17 @@ def held(n, go):
     """ Code that holds a training after n steps of this process, until the file `go` is there. A
     rank that has had a signal makes it, so all go on as soon as one knows. """
     return f"""
-import os, time, loss
+import os, time, diffusion
 from runs import run_folder
-statistics, steps = loss.statistics, []
+forward, steps = diffusion.Loss.forward, []
 def hold(*args):
     steps.append(1)
     while len(steps) > {n} and not os.path.exists({str(go)!r}):
         time.sleep(0.01)
         if run_folder.signal_seen:
             open({str(go)!r}, 'w').close()
-    return statistics(*args)
-loss.statistics = hold
+    return forward(*args)
+diffusion.Loss.forward = hold
 """
 
 

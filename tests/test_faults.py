@@ -37,15 +37,16 @@ def hook(factors, rank=0, offset=0):
     """ Code that multiplies the gradient of the text loss, and so all that l2t computes from it, by
     factors[step] on one rank. """
     return f"""
-import os, torch, loss
-text_loss, calls = loss.Loss.text_loss, []
+import os, torch, diffusion
+loss_of, calls = diffusion.MaskedText.loss, []
 def patched(*args):
-    result, factor = text_loss(*args), float({factors}.get(len(calls) + {offset}, 1))
+    loss, *more = loss_of(*args)
+    factor = float({factors}.get(len(calls) + {offset}, 1))
     calls.append(1)
-    result['text_loss'].register_hook(lambda grad: grad * factor)
-    return result
+    loss.register_hook(lambda grad: grad * factor)
+    return loss, *more
 if os.environ.get('RANK', '0') == '{rank}':
-    loss.Loss.text_loss = patched
+    diffusion.MaskedText.loss = patched
 """
 
 
@@ -425,15 +426,15 @@ def test_the_workers_of_a_torchrun_that_is_killed_save_and_leave(torchrun):
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
     until_a_signal = """
-import os, time, loss
+import os, time, diffusion
 from runs import run_folder
-validate = loss.Loss.validate
+validate = diffusion.Loss.validate
 def hold(*args):
     print('evaluating', flush=True)
     while os.environ['RANK'] == '1' and not run_folder.signal_seen:
         time.sleep(0.01)
     return validate(*args)
-loss.Loss.validate = hold
+diffusion.Loss.validate = hold
 """
     out = tmp_path / 'run'
     job = Job(dataset, out, '--eval_rows=160', ranks=2, before=until_a_signal)
@@ -712,7 +713,10 @@ def test_data_that_change_meanwhile_end_a_run_that_is_saved_with_code_2(dataset,
 
 
 def test_a_validation_that_is_nan_or_worse_than_a_guess_is_named(dataset, tmp_path):
-    nan = 'import torch, loss\nloss.Loss.validate = lambda *args: torch.full((5,), float("nan"))'
+    nan = """
+import torch, diffusion
+diffusion.Loss.validate = lambda *args: torch.full((5,), float('nan'))
+"""
     job = Job(dataset, tmp_path / 'nan', '--max_iters=1', before=nan)
     assert job.wait() == [0] and 'warning: val_text nan is not finite' in job.err()
     job = Job(dataset, tmp_path / 'far', '--learning_rate=10')
