@@ -240,7 +240,7 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled(loaded):
 
 def test_a_text_that_is_longer_when_it_is_read_again_is_scored_without_its_end(loaded, capsys):
     tokens = loaded.pack([TEXT * 9], cut=True)
-    assert loaded.nats([TEXT * 9]).equal(loaded.nats(tokens)) and tokens.shape == (1, loaded.L)
+    assert loaded.nats([TEXT * 9]).equal(loaded.nats(tokens)) and tokens.shape == (1, loaded.net.L)
     assert '1 of 1 texts have more tokens than' in capsys.readouterr().err
     with pytest.raises(ValueError, match='reads at most'):
         loaded.embed([TEXT * 9])
