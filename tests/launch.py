@@ -27,6 +27,7 @@ from runs.writing import entry_of, sealed
 from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTENDING = 'docs/extending.md'
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8',
         '--max_iters=12', '--log_interval=1', '--eval_interval=4', '--eval_rows=16',
         '--warmup_iters=2', '--device=cpu', '--dtype=float32', '--dropout=0.1']
