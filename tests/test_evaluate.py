@@ -245,7 +245,8 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
     monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
-    knobs = dict(vars(SamplingKnobs(rerank=3)), sample_batch=4, infill_share=1.0)
+    knobs = dict(vars(SamplingKnobs(rerank=3)), sample_batch=4, infill_share=1.0,
+                 damage='')
     ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
     # the mean cosine with the shuffled one
     shared = (raw[other] * raw).sum((1, 2)).mean().item()
@@ -349,8 +350,7 @@ def test_sts_correlates_the_cosine_of_pairs_with_their_scores(monkeypatch):
     scores, vectors = np.arange(8.), F.normalize(torch.randn(2 * n, 1, 4, generator=g), dim=-1)
     monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
     monkeypatch.setattr(sts, 'encode', lambda *args: vectors)
-    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0] * len(text)), L=3,
-                          embed=lambda *args, **more: vectors)
+    run = toy_run(net_of(Known(seq_len=3)), embed=lambda *args, **more: vectors)
     ctx = Context(vars(SamplingKnobs()), prepared=(['ab'] * n, ['abc'] * n, scores))
     r = flat(sts.measure(run, ctx))
     found = []
