@@ -1,5 +1,7 @@
 import os
 import random
+import re
+import shutil
 import sys
 import zlib
 
@@ -19,7 +21,7 @@ if not NEEDS_CUDA:
     os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
 import launch
-from launch import MAY_LACK, run, train
+from launch import EXTENDING, MAY_LACK, ROOT, run, train
 
 
 SEED = os.environ.get('NANOLDLM_TEST_SEED', '0')
@@ -91,3 +93,48 @@ def finished(dataset, tmp_path_factory):
     result = train(dataset, out)
     assert result.returncode == 0, result.stderr
     return out
+
+
+# ---- docs/extending.md
+
+# a fenced block with the line above it; one that ends in "`path`:" says what file a block is of
+BLOCK = re.compile(r'(?:^(?!```)([^\n]+)\n+)?^```(python|diff)\n(.*?)^```$', re.M | re.S)
+
+
+def apply_diff(tree, diff, named):
+    """ Changes the one file of the tree that has the old lines of a diff, in a row and once. It
+    must be one of those named. """
+    lines = diff.splitlines(keepends=True)
+    old = ''.join(line[1:] for line in lines if line[0] != '+')
+    new = ''.join(line[1:] for line in lines if line[0] != '-')
+    folders = ('.', 'processes', 'corpora', 'sampling', 'runs', 'tasks')
+    holders = [path for folder in folders for path in (tree / folder).glob('*.py')
+               if old in path.read_text()]
+    assert len(holders) == 1 and holders[0].read_text().count(old) == 1, (diff, holders)
+    assert str(holders[0].relative_to(tree)) in named, (diff, holders, named)
+    holders[0].write_text(holders[0].read_text().replace(old, new))
+
+
+@pytest.fixture(scope='session')
+def tree(tmp_path_factory):
+    """ A copy of the tree with all extensions of docs/extending.md. """
+    tree = tmp_path_factory.mktemp('extended') / 'tree'
+    hidden = shutil.ignore_patterns('.*', 'data', 'out', 'tests', 'results', '__pycache__')
+    shutil.copytree(ROOT, tree, ignore=hidden)
+    n_blocks = 0
+    for section in re.split(r'^## ', (ROOT / EXTENDING).read_text(), flags=re.M):
+        prose = re.sub(r'^```.*?^```$', '', section, flags=re.M | re.S)
+        for before, kind, text in BLOCK.findall(section):
+            path = re.search(r'(?:The file|In) `([\w/]+\.py)`:$', before)
+            n_blocks += kind == 'diff' or bool(path)
+            if kind == 'diff':
+                apply_diff(tree, text, set(re.findall(r'`([\w/]+\.py)`', prose)))
+            elif path and (tree / path[1]).exists():       # a function, above its table
+                source = (tree / path[1]).read_text()
+                assert source.count('\nSAMPLERS = {') == 1
+                source = source.replace('\nSAMPLERS = {', f'\n{text}\n\nSAMPLERS = {{')
+                (tree / path[1]).write_text(source)
+            elif path:
+                (tree / path[1]).write_text(text)
+    assert n_blocks >= 14, 'the blocks are not found any more'
+    return tree

@@ -14,14 +14,22 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
+
+import prepare
+from configurator import read_knobs
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from runs import checkpoint
+from runs.files import read_sealed
 from runs.results import read_results
+from runs.writing import entry_of, sealed
 from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
+EXTENDING = 'docs/extending.md'
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8',
         '--max_iters=12', '--log_interval=1', '--eval_interval=4', '--eval_rows=16',
         '--warmup_iters=2', '--device=cpu', '--dtype=float32', '--dropout=0.1']
@@ -175,17 +183,17 @@ def held(n, go):
     """ Code that holds a training after n steps of this process, until the file `go` is there. A
     rank that has had a signal makes it, so all go on as soon as one knows. """
     return f"""
-import os, time, loss
+import os, time, diffusion
 from runs import run_folder
-statistics, steps = loss.statistics, []
+forward, steps = diffusion.Loss.forward, []
 def hold(*args):
     steps.append(1)
     while len(steps) > {n} and not os.path.exists({str(go)!r}):
         time.sleep(0.01)
         if run_folder.signal_seen:
             open({str(go)!r}, 'w').close()
-    return statistics(*args)
-loss.statistics = hold
+    return forward(*args)
+diffusion.Loss.forward = hold
 """
 
 
@@ -253,6 +261,33 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
                 p.kill()
 
 
+# ---- prepare.py, in this process
+
+def knobs_of(**knobs):
+    """ All knobs of prepare.py, these among them. """
+    defaults = read_knobs(ROOT / 'prepare.py')
+    found = {name: knob.default for name, knob in defaults.items()}
+    for name, value in knobs.items():
+        found[name] = str(value) if isinstance(value, os.PathLike) else value
+    return SimpleNamespace(**found)
+
+
+def source_of(**knobs):
+    """ What says which documents there are. """
+    return SimpleNamespace(**vars(knobs_of(**knobs)), split='train')
+
+
+def prepared(**knobs):
+    """ The folder that prepare.py has made. """
+    threads = torch.get_num_threads()
+    small = dict(vocab_size=300, encoder='lsa', encoder_dims=8, shard_size=40)
+    try:
+        prepare.prepare(knobs_of(**small | knobs))
+    finally:
+        torch.set_num_threads(threads)
+    return str(knobs['out'])
+
+
 # ---- what a run leaves
 
 def log(out):
@@ -284,6 +319,11 @@ def saved(folder):
             for name in checkpoint.verify(folder)['files']}
 
 
+def same(a, b):
+    """ The same names, and under each the same bits. """
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
 def measured(out):
     """ {'task/control/metric': value} of a run's results.json, '..._se': its standard error. Of the
     validation split, the most texts, and no sweep. """
@@ -295,3 +335,30 @@ def measured(out):
             if record['se'] is not None:
                 found[f'{key}_se'] = record['se']
     return found
+
+
+# ---- files that were changed, with and without their digests
+
+def change_meta(folder, change):
+    """ Another meta.json, with its digest. """
+    meta = read_sealed(folder / 'meta.json')
+    change(meta)
+    (folder / 'meta.json').write_text(sealed(meta))
+
+
+def forge_file(folder, name, content):
+    """ Another content of a file of a dataset, with its size and digest in meta.json. """
+    (folder / name).write_bytes(content)
+
+    def change(meta):
+        shards = [shard for split in meta['splits'].values() for shard in split['shards']]
+        for files in [meta['files'], *(shard['files'] for shard in shards)]:
+            if name in files:
+                files[name] = entry_of(folder / name)
+    change_meta(folder, change)
+
+
+def flip(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)

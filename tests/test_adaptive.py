@@ -2,18 +2,17 @@
 must not change. """
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from processes.adaptive import Adaptive, AdaptiveBatchMaker, rarity
-from data import PackedDataset, counts
-from diffusion import MaskedText
-from loss import BatchMaker
-from model import Importance, Model, ModelConfig
-from runs.stages import read_stages
+from data import PackedDataset, Rows, counts
+from diffusion import Clocks, MaskedText, Noising, mode_shares
 from launch import cut, run, train, weights
+from model import Importance, Model, ModelConfig
+from processes.adaptive import Adaptive, AdaptiveText, rarity
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
 
@@ -69,36 +68,49 @@ def test_beta_runs_as_the_strategy_says_and_the_exponents_are_clamped(masking, a
     assert np.sign(1 - important) == np.sign(at[1]), 'beta > 0 masks the important first'
 
 
-def batches(dataset, **knobs):
+def noising(dataset, **knobs):
+    """ Of a text that is masked by importance, or plainly where there are no knobs. """
     data = PackedDataset(str(dataset), 'train')
-    text, pad = MaskedText(data.vocab_size), data.pad
-    usual = dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3), focus=2.,
-                 max_iters=30, pad=pad, rarity=rarity(counts(data), pad), learns=False)
-    stage, = read_stages('unconditional', '', ('text',), 30, data.seq_len)
-    args, a = (text, None, ('text',), 0, .1, 1e-3), None
-    make_batch = BatchMaker(*args)
+    text, a = MaskedText(data.vocab_size), None
     if knobs:
+        usual = dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3),
+                     focus=2., max_iters=30, pad=data.pad, rarity=rarity(counts(data), data.pad),
+                     learns=False)
         a = Adaptive(**usual | knobs)
-        make_batch = AdaptiveBatchMaker(*args, adaptive=a)
-    return [make_batch(data, np.arange(16) + 16 * step, step, 0, stage)
-            for step in range(0, 30, 3)], data, a
+        text = AdaptiveText(data.vocab_size, 'loglinear', 'bound', a)
+    return Noising(text, None, ('text',)), data, a
+
+
+def batches(dataset, **knobs):
+    """ Every third of 30 steps. """
+    noisy, data, a = noising(dataset, **knobs)
+    shares = mode_shares('unconditional')
+    found = []
+    for step in range(0, 30, 3):
+        rows = Rows(*data.rows(np.arange(16) + 16 * step), False, step, 0)
+        found.append(noisy(rows, shares, data))
+    return found, data, a
 
 
 def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset):
     plain = batches(dataset)[0]
     for knobs in (dict(masking='time_only'), dict(masking='proportional', beta=0.)):
         for a, b in zip(plain, batches(dataset, **knobs)[0]):
-            assert all(np.array_equal(a[key], b[key]) for key in a)
+            for name, value in vars(a).items():
+                if name == 'importance':
+                    assert value is None and len(b.importance) == 4, 'for the log'
+                else:
+                    assert np.array_equal(value, getattr(b, name)), name
     inverse = batches(dataset, masking='inverse')[0]
-    assert any(not torch.equal(a['x_t'], b['x_t']) for a, b in zip(plain, inverse))
+    assert any(not torch.equal(a.x_t, b.x_t) for a, b in zip(plain, inverse))
 
 
 def test_the_weight_of_a_masked_token_is_its_own_rate(dataset):
     found, data, a = batches(dataset, masking='proportional')
     for b in found:
-        w = torch.exp(-.5 * (2 * a.rarity[b['targets']].double() - 1))
-        t = b['t_text'][b['positions'] // data.seq_len].double()
-        assert torch.allclose(b['weight'].double() * 16 * data.seq_len, w / t, rtol=1e-4)
+        w = torch.exp(-.5 * (2 * a.rarity[b.targets].double() - 1))
+        t = b.t_text[b.positions // data.seq_len].double()
+        assert torch.allclose(b.weight.double() * 16 * data.seq_len, w / t, rtol=1e-4)
 
 
 # ---- curriculum
@@ -123,31 +135,38 @@ def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_fl
     nothing = a.emphasis(imp, torch.zeros_like(scored), tokens, 0)
     assert (nothing == 1).all(), 'nothing scored, nothing divided by 0'
     for b, plain in zip(batches(dataset, curriculum=True)[0], batches(dataset)[0]):
-        assert torch.equal(b['x_t'], plain['x_t']), 'weights of the loss only'
+        assert torch.equal(b.x_t, plain.x_t), 'weights of the loss only'
 
 
 # ---- learned importance
 
-def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
+def test_masking_on_the_device_in_float32_is_that_of_float64(dataset, monkeypatch):
     """ Of 160 rows the masks are equal, the weights to 1e-5, and uniform numbers stay below 1. """
-    _, data, a = batches(dataset, masking='proportional', beta=.9, curriculum=True, learns=True)
-    make_batch = AdaptiveBatchMaker(MaskedText(data.vocab_size), None, ('text',), 0, .1, 1e-3,
-                                    adaptive=a)
+    knobs = dict(masking='proportional', beta=.9, curriculum=True)
+    noisy, data, _ = noising(dataset, **knobs)
+    on_device, _, _ = noising(dataset, **knobs, learns=True)
     rng = torch.Generator().manual_seed(0)
     tokens, (B, L) = data.rows(np.arange(160))[0], (160, data.seq_len)
     importance = torch.rand(B, L, generator=rng)
     t = torch.rand(B, generator=rng, dtype=torch.float64)
     u = torch.rand(B, L, generator=rng, dtype=torch.float64)
     u[0, 0], t[0] = 1 - 2 ** -40, 1                                      # all MASK, whatever u
-    rest = dict(step=7, known_mask=None)
-    exact = make_batch.mask_by(importance, tokens, t, torch.ones_like(t), u, **rest)
-    sent = make_batch.mask(tokens, t, torch.ones_like(t), u, **rest, real=None, n_causal=0)
-    assert all(sent[name].dtype == torch.float32 for name in ('t', 'text_on', 'u'))
-    found = make_batch.mask_by(importance, **sent)
+    exact = noisy.text.masked_by(importance, tokens, t, torch.ones_like(t), u, 7, None)
+    exact = exact.fields(tokens)
+
+    # what is sent to the device, and what it makes of it
+    mode, on = torch.zeros(B, dtype=torch.int64), torch.ones_like(t)
+    monkeypatch.setattr('diffusion.draw_clocks', lambda *args: Clocks(mode, t, t, on, on))
+    monkeypatch.setattr('diffusion.uniforms', lambda *args: u)
+    batch = on_device(Rows(tokens, None, False, 7, 0), mode_shares('unconditional'), data)
+    assert batch.x_t is None and all(batch.unmasked[name].dtype == torch.float32
+                                     for name in ('t', 'text_on', 'u'))
+    model = SimpleNamespace(importance=lambda tokens: (importance, importance))
+    assert on_device.text.mask_on_device(model, batch) is importance
     for name in ('x_t', 'positions', 'targets'):
-        assert torch.equal(found[name], exact[name]), name
-    assert (found['x_t'][0] == data.vocab_size).all()
-    assert torch.allclose(found['weight'], exact['weight'], rtol=1e-5, atol=0)
+        assert torch.equal(getattr(batch, name), exact[name]), name
+    assert (batch.x_t[0] == data.vocab_size).all()
+    assert torch.allclose(batch.weight, exact['weight'], rtol=1e-5, atol=0)
 
 
 def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():

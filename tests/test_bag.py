@@ -7,10 +7,9 @@ import torch
 
 from corpora.bag import Counts, fit_bag
 from corpora.tokenizers import load_tokenizer
-from data import PackedDataset
+from data import PackedDataset, read_meta
 from encoders import load_encoder
 from launch import Job, train_each, weights
-from runs import manifest
 from runs.resume import load_bag
 
 
@@ -52,7 +51,7 @@ def test_the_fit_of_a_dataset_is_that_of_its_equations(dataset, monkeypatch, has
     monkeypatch.setattr('corpora.bag.TOLERANCE', 1e-6)
     monkeypatch.setattr('corpora.bag.STEPS', 300)
     data = PackedDataset(dataset, 'train')
-    meta, tokenizer = manifest.read_meta(dataset), load_tokenizer(dataset)
+    meta, tokenizer = read_meta(dataset), load_tokenizer(dataset)
     encoder = load_encoder(meta['encoder'], folder=dataset)
     texts, Z = real_tokens(data)
     X, Z = dense(texts, tokenizer.vocab_size), Z.double()

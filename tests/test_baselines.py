@@ -10,20 +10,18 @@ import torch
 import torch.nn.functional as F
 
 import diffusion
+from data import PackedDataset
+from diffusion import MaskedText, exact_nll
+from launch import log, measured, run_each, train_each, weights
+from model import Model, ModelConfig
+from noise import Noise, rows_of, uniforms
 from processes.clusters import cluster_table
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
-from data import PackedDataset
-from diffusion import MaskedText, exact_nll, uniforms
-from model import Model, ModelConfig
-from launch import log, measured, run_each, train_each, weights
 from runs.preflight import flops_of
 from runs.stages import read_stages
-from samplers import make_propose
-from sampling.left_to_right import LeftToRight
-from noise import Noise, rows_of
-from test_causal import network
-from toys import Network
+from samplers import autoregressive, make_propose
+from toys import Network, net_of, random_network, toy_run
 
 V, L = 3, 2
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (9, 2)
@@ -203,13 +201,12 @@ def test_training_weights_are_dynamic_or_clipped():
                                      HDLM(V, CLUSTERS, 2., .8)],
                          ids=name_of)
 def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(process):
-    def network(tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
-        return some_denoiser(None, tokens).flatten(0, 1)[positions], None
+    network = Network(lambda tokens, *clocks: some_denoiser(None, tokens))
     n = 20_000
     rows = torch.multinomial(text_law(), n, True, generator=torch.Generator().manual_seed(1))
     u = uniforms(0, 0, 'evaluation', 0, n, 1 + L)
     u[:, 0] = (u[0, 0] + torch.arange(n) / n) % 1
-    draws = process.bound(Network(network), TEXTS[rows], None, None, u)
+    draws = process.bound(network, TEXTS[rows], None, None, u)
     t = u[:, 0]
     expected = exact_bound(process, some_denoiser)
     assert abs(draws.mean() - expected) < 5 * draws.std() / math.sqrt(n), (draws.mean(), expected)
@@ -218,7 +215,7 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     given[:, 1] = True
     assert torch.equal(process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:], given)[0][:, 1],
                        TEXTS[rows][:, 1])
-    assert process.bound(Network(network), TEXTS[rows], None, None, u, given).mean() < draws.mean()
+    assert process.bound(network, TEXTS[rows], None, None, u, given).mean() < draws.mean()
     # the loss: hidden is the logits, the head the identity
     seen, scored = process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:])
     at = scored.flatten().nonzero().squeeze(1)[:500]
@@ -295,9 +292,7 @@ def test_where_nothing_is_scored_the_loss_is_0_and_has_a_gradient(process):
     """ A process whose rows have no scored position must still take part in the step of all. """
     head = torch.randn(V, 8, requires_grad=True)
     none = torch.zeros(0, dtype=torch.int64)
-    coefficients = None
-    if hasattr(process, 'loss_coefficients'):
-        coefficients = process.loss_coefficients(torch.zeros(0))
+    coefficients = process.loss_coefficients(torch.zeros(0))
     loss, *_ = process.loss(torch.zeros(0, 8), head, none, torch.zeros(0), none, coefficients)
     loss.backward()
     assert loss == 0 and not head.grad.any()
@@ -360,8 +355,9 @@ def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperatu
     noise = Noise(seed, rows_of(n) if rows is None else rows)
     tokens = torch.full((n, L), V) if tokens is None else tokens
     given = torch.zeros(n, L, dtype=torch.bool) if given is None else given
-    return process.samplers['ancestral'](denoise, make_propose(temperature, 1.0), process,
-                                         tokens, given, steps, noise, **knobs)
+    ancestral = process.samplers['ancestral'].function
+    return ancestral(denoise, make_propose(temperature, 1.0), process, tokens, given, steps, noise,
+                     **knobs)
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, .5, 2.), GIDD(V, 0.), HDLM(V, CLUSTERS),
@@ -446,7 +442,7 @@ def test_what_is_known_beside_is_weighed_in_before_the_filter():
 def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
     eos, pad = 18, 19
     tokens = torch.tensor([[4, 5, 6, eos, pad, pad], [7, 8, 9, 10, 11, eos]])
-    model = network(streams=('text',), text_clock=False)
+    model = random_network(streams=('text',), text_clock=False)
     assert model.shifted(tokens, 2).tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]]
     logp = model(tokens, None, None, None, n_causal=2)[0].detach().log_softmax(2)
     by_hand = [-sum(logp[i, j, tokens[i, j]] for j in range(n)) for i, n in enumerate((4, 6))]
@@ -456,12 +452,18 @@ def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
 
 def test_only_the_end_of_a_text_can_be_written_from_left_to_right():
     tokens = torch.tensor([[1, 20, 3, 18]])
+    run = toy_run(net_of(eos=18, pad=19))
     with pytest.raises(ValueError, match='at its end'):
-        LeftToRight(20, 18).check_known(tokens, tokens != 20)
+        run.check_ends_in_gaps(tokens, tokens != 20)
+
+    # an EOS that need not be the last id but one
+    run = toy_run(net_of(eos=7, pad=19))
+    tokens = torch.tensor([[1, 20, 7, 19]])
+    run.check_ends_in_gaps(tokens, tokens != 20)
 
 
 def test_what_is_known_behind_a_gap_stays_and_is_not_seen_when_the_gap_is_filled():
-    process, read = LeftToRight(20, 7), []
+    read = []
     tokens = torch.tensor([[1, 20, 3, 20, 20, 20, 20, 20, 20, 5]])
     known = tokens != 20
 
@@ -469,24 +471,23 @@ def test_what_is_known_behind_a_gap_stays_and_is_not_seen_when_the_gap_is_filled
         read.append(tokens[0].tolist())
         x = torch.tensor([4 if tokens.shape[1] < 5 else 7])              # then the EOS
         return F.one_hot(x, 20).float()
-    out = process.left_to_right(denoise, make_propose(0, 1), process, tokens, known, 0,
-                                Noise(0, rows_of(1)))
+    out = autoregressive(denoise, make_propose(0, 1), MaskedText(20), tokens, known, 0,
+                         Noise(0, rows_of(1)), ends=(7, 19))
     assert out.tolist() == [[1, 4, 3, 4, 7, 19, 19, 19, 19, 5]]
     assert read[:2] == [[20, 1], [20, 1, 4, 3]]
 
 
 def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_but_one():
     """ cl100k_base has 19 ids above its EOS, which are never written. """
-    process, states = LeftToRight(20, 7), []
+    states = []
     blank = torch.full((2, 16), 20)
 
     def denoise(tokens, t, positions):
         x = torch.tensor([[3, 7, 5], [4, 6, 7]])[:, min(tokens.shape[1] - 1, 2)]
         return F.one_hot(x, 20).float()
-    out = process.left_to_right(denoise, make_propose(0, 1), process, blank, blank < 0, 0,
-                                Noise(0, rows_of(2)), lambda x, *_: states.append(x))
+    out = autoregressive(denoise, make_propose(0, 1), MaskedText(20), blank, blank < 0, 0,
+                         Noise(0, rows_of(2)), lambda x, *_: states.append(x), ends=(7, 19))
     assert out.tolist() == [[3, 7] + [19] * 14, [4, 6, 7] + [19] * 13] and len(states) == 3
-    process.check_known(torch.tensor([[1, 20, 7, 19]]), torch.tensor([[True, False, True, True]]))
 
 
 # ---- clusters

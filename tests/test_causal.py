@@ -3,44 +3,21 @@ masked. """
 import itertools
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from data import PackedDataset
-from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
+from data import PackedDataset, Rows
+from diffusion import CAUSAL, GaussianLatents, MaskedText, Noising, exact_nll, mode_shares
 from launch import log, measured, run_each, train_each
-from loss import BatchMaker
-from model import Model, ModelConfig
-from processes.gidd import GIDD
-from sampling.run import Run
-from samplers import make_propose
-from sampling.denoise import null_latents
-from sampling.left_to_right import LeftToRight
-from sampling.knobs import SamplingKnobs, settle
 from noise import Noise, rows_of
-from sampling.writing import write
+from processes.gidd import GIDD
+from sampling.knobs import SamplingKnobs, settle, settle_latents
+from sampling.run import Run
+from sampling.writing import blank, write
 from tasks import infill
-from toys import Network, l2t, toy_run
-
-
-def network(V=20, L=12, **more):
-    torch.manual_seed(0)
-    shape = dict(latent_dim=6, n_latents=2, latent_tokens=3, depth=3, heads=2, width=32,
-                 latent_width=16)
-    model = Model(ModelConfig(vocab_size=V, seq_len=L, **{**shape, **more}))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(.3 * torch.randn(p.shape))
-    return model.eval()
-
-
-def inputs(B=6, L=12, V=20, N=2, D=6):
-    g = torch.Generator().manual_seed(1)
-    return (torch.randint(0, V, (B, L), generator=g), torch.randn(B, N, D, generator=g),
-            torch.rand(B, generator=g), torch.rand(B, generator=g))
+from toys import l2t, net_of, random_inputs, random_network
 
 
 # ---- the network
@@ -48,7 +25,7 @@ def inputs(B=6, L=12, V=20, N=2, D=6):
 @pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True), dict(streams=('text',)),
                                   dict(shift=True)])
 def test_a_batch_of_both_kinds_is_the_full_network_and_on_its_last_rows_the_causal_one(more):
-    model, (x, z, t, s) = network(**more), inputs()
+    model, (x, z, t, s) = random_network(**more), random_inputs()
     if 'streams' in more:
         z = None
     both, latents = model(x, z, t, s, n_causal=2)
@@ -62,8 +39,8 @@ def test_a_batch_of_both_kinds_is_the_full_network_and_on_its_last_rows_the_caus
 
 
 def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
-    model, (x, z, t, s) = network(shift=True, bag=True), inputs()
-    plain = network(bag=True)
+    model, (x, z, t, s) = random_network(shift=True, bag=True), random_inputs()
+    plain = random_network(bag=True)
     later = F.pad(x[:, :-1], (1, 0), value=20)
     text, latent = model(x, z, t, s)
     assert torch.allclose(text, plain(later, z, t, s)[0], atol=1e-6)
@@ -76,13 +53,14 @@ def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
 @pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, text_clock=False),
                                   dict(streams=('text',))])
 def test_a_cache_gives_the_logits_without_it_and_equal_beginnings_share_a_row_of_it(more):
-    model, (x, z, _, _) = network(**more), inputs(V=18)
+    model, (x, z, _, _) = random_network(**more), random_inputs(V=18)
     # three drafts of each: one parts at position 4, and ends in two of the texts
     x, z = x.repeat_interleave(3, 0), z.repeat_interleave(3, 0)
     x[1::3, 4:] = x[:6, 4:]
     x[1:6:3, 6], x[1:6:3, 7:] = 18, 19
     if 'streams' in more:
         z = None
+    net = net_of(model, eos=18, pad=19)
     zero = torch.zeros(18)
     with torch.no_grad():
         whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=18)
@@ -91,7 +69,7 @@ def test_a_cache_gives_the_logits_without_it_and_equal_beginnings_share_a_row_of
             for end in range(prompt, 13):
                 seen = model.shifted(x, 18)[:, :end]
                 goes_on = (seen[:, 1:] < 18).all(1)
-                step = LeftToRight(20, 18).decode_step(model, seen, z, zero, zero, cache)
+                step = net.next_logits(seen, cache, z, 0.)
                 assert torch.allclose(step[goes_on], whole[goes_on, end - 1], atol=1e-4)
                 sources = torch.arange(18) // 3 if z is not None else torch.zeros(18)
                 states = torch.cat([sources[:, None], seen], 1)[goes_on]
@@ -105,29 +83,19 @@ TEXTS = [[2, 3, 3]] + [[a, 2, 3] for a in (0, 1)] + [[a, b, 2] for a in (0, 1) f
         [list(x) for x in itertools.product((0, 1), repeat=3)]
 
 
-def tiny():
-    return network(V, L, streams=('text',), depth=1, heads=1, width=8)
-
-
 def test_it_draws_from_left_to_right_what_its_causal_rows_say():
-    model, process, n = tiny(), LeftToRight(V, V - 2), 20_000
-    cache = {}
-    with torch.no_grad():
-        def denoise(x, t, positions):
-            clock = torch.zeros(n)
-            logits = process.decode_step(model, x, None, clock, clock, cache)
-            logits[:, 3] = -torch.inf
-            return logits
-        out = process.left_to_right(denoise, make_propose(1.0, 1.0), process,
-                                    torch.full((n, L), V),
-                                    torch.zeros(n, L, dtype=torch.bool), L, Noise(0, rows_of(n)))
+    model = random_network(V, L, streams=('text',), depth=1, heads=1, width=8)
+    net, n = net_of(model, 'causal', eos=V - 2, pad=V - 1), 20_000
+    knobs = SamplingKnobs(temperature=1.0, sample_batch=n)
+    out = write(net, *blank(net, n, knobs), None, knobs)
 
-        def without_pad(*args, **more):
-            logits, found = model(*args, **more)
-            return logits.index_fill(-1, torch.tensor(3), -torch.inf), found
-        without = Network(without_pad)
-        without.config = model.config
-        law = (-process.bound(without, torch.tensor(TEXTS), None, None)).exp()
+    # the law: PAD is never written but by rule
+    texts, zero = torch.tensor(TEXTS), torch.zeros(len(TEXTS))
+    with torch.no_grad():
+        logits, _ = model(texts, None, zero, zero, n_causal=len(TEXTS))
+    logits[:, :, V - 1] = -torch.inf
+    log_p = logits.double().log_softmax(2).gather(2, texts[..., None])[..., 0]
+    law = log_p.masked_fill(texts == V - 1, 0).sum(1).exp()
     for x, p in zip(TEXTS, law.tolist()):
         share = (out == torch.tensor(x)).all(1).double().mean().item()
         assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-4, x
@@ -135,51 +103,48 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
 
 # ---- batches and losses
 
-def stage_of(mode, L):
-    shares = mode_shares(mode)
-    predict = ('text', 'latent') if shares['t2l'] else ('text',)
-    return SimpleNamespace(shares=shares, predict=predict, seq_len=L)
-
-
 @pytest.mark.parametrize('mode', ['l2t+causal', 'unconditional+l2t+t2l+causal', '7*l2t+causal',
                                   'causal'])
 def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
-    text = MaskedText(data.vocab_size)
-    make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, .1,
-                      causal_weight=2.)
-    B, stage = 16, stage_of(mode, data.seq_len)
-    rows = list(range(B))
-    batch = make(data, rows, 3, 0, stage)
-    n = batch['n_causal']
-    assert n == B * stage.shares['causal'] and (batch['mode'][B - n:] == CAUSAL).all()
-    assert (batch['mode'][:B - n] != CAUSAL).all()
-    clean = {tuple(row.tolist()): z for row, z in zip(*data.rows(rows))}
+    text, shares = MaskedText(data.vocab_size), mode_shares(mode)
+    noisy = Noising(text, GaussianLatents(data.live), ('text', 'latent'), cond_drop=.25, t_min=.1,
+                    causal_weight=2.)
+
+    def batch_of(first, n):
+        rows = Rows(*data.rows(range(first, first + n)), False, 3, first)
+        return noisy(rows, shares, data)
+    B = 16
+    batch = batch_of(0, B)
+    n = batch.n_causal
+    assert n == B * shares['causal'] and (batch.mode[B - n:] == CAUSAL).all()
+    assert (batch.mode[:B - n] != CAUSAL).all()
+    clean = {tuple(row.tolist()): z for row, z in zip(*data.rows(range(B)))}
     V, L = text.mask_id, data.seq_len
-    scored = torch.zeros(B * L, dtype=torch.bool).index_fill(0, batch['positions'], True).view(B, L)
+    scored = torch.zeros(B * L, dtype=torch.bool).index_fill(0, batch.positions, True).view(B, L)
     for i in range(B - n, B):
         target = torch.full((L,), -1)
-        here = batch['positions'] // L == i
-        target[batch['positions'][here] % L] = batch['targets'][here]
+        here = batch.positions // L == i
+        target[batch.positions[here] % L] = batch.targets[here]
         # PAD where nothing is scored
         row = torch.where(target >= 0, target, V - 1)
         assert torch.equal(clean[tuple(row.tolist())],
-                           batch['clean'][i]), 'the latent is that of the text'
-        assert torch.equal(batch['x_t'][i], row), 'the network shifts it'
+                           batch.clean[i]), 'the latent is that of the text'
+        assert torch.equal(batch.x_t[i], row), 'the network shifts it'
         assert torch.equal(scored[i], row != V - 1)
-        assert torch.allclose(batch['weight'][here], torch.tensor(2. / (B * L)))
-        assert batch['t_text'][i] == 0 and batch['t_latent'][i] in (0, 1)
-    masked = batch['x_t'][:B - n] == V
-    trained = torch.tensor([name not in (CAUSAL, 2) for name in batch['mode'].tolist()])[:B - n]
+        assert torch.allclose(batch.weight[here], torch.tensor(2. / (B * L)))
+        assert batch.t_text[i] == 0 and batch.t_latent[i] in (0, 1)
+    masked = batch.x_t[:B - n] == V
+    trained = torch.tensor([name not in (CAUSAL, 2) for name in batch.mode.tolist()])[:B - n]
     assert torch.equal(scored[:B - n] & masked, scored[:B - n])
     assert torch.equal(scored[:B - n][trained], masked[trained])
 
     # two processes draw what one draws
-    halves = [make(data, rows[i:i + 8], 3, i, stage) for i in (0, 8)]
-    both = torch.cat([half['x_t'] for half in halves])
-    assert sorted(both.tolist()) == sorted(batch['x_t'].tolist())
-    noise = torch.cat([half['noise'] for half in halves])
-    assert sorted(noise.flatten(1).tolist()) == sorted(batch['noise'].flatten(1).tolist())
+    halves = [batch_of(first, 8) for first in (0, 8)]
+    both = torch.cat([half.x_t for half in halves])
+    assert sorted(both.tolist()) == sorted(batch.x_t.tolist())
+    noise = torch.cat([half.noise for half in halves])
+    assert sorted(noise.flatten(1).tolist()) == sorted(batch.noise.flatten(1).tolist())
 
 
 # ---- runs
@@ -222,59 +187,57 @@ def test_a_dual_run_logs_validates_and_evaluates_both(dual):
 
 
 def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_masks(dual):
-    run = Run(str(dual / 'both'), device='cpu', dtype='float32')
+    net = Run(str(dual / 'both'), device='cpu', dtype='float32').net
     z = torch.randn(3, 1, 16, generator=torch.Generator().manual_seed(1))
-    assert l2t(run, z).equal(l2t(run, z, sampler='autoregressive', temperature=0.)), 'greedy'
+    assert l2t(net, z).equal(l2t(net, z, sampler='autoregressive', temperature=0.)), 'greedy'
 
     # by hand, without a cache; latents at clock s are alpha z + sigma e
     zero, ones = torch.zeros(3), torch.ones(3)
-    null = null_latents(run, Noise(0, rows_of(3)))
+    null = net.nothing(Noise(0, rows_of(3)))
     for guidance, s in ((1.0, 0.0), (2.0, 0.0), (1.0, 0.6), (2.0, 0.6)):
-        tokens = torch.full((3, run.L), run.text.mask_id)
+        tokens = torch.full((3, net.L), net.text.mask_id)
         with torch.no_grad():
-            for i in range(run.L):
+            for i in range(net.L):
                 z_s = math.cos(math.pi / 2 * s) * z
-                c = run.model(tokens, z_s, zero, zero + s, n_causal=3)[0][:, i].log_softmax(1)
-                u = run.model(tokens, null, zero, ones, n_causal=3)[0][:, i].log_softmax(1)
+                c = net.model(tokens, z_s, zero, zero + s, n_causal=3)[0][:, i].log_softmax(1)
+                u = net.model(tokens, null, zero, ones, n_causal=3)[0][:, i].log_softmax(1)
                 logits = guidance * c + (1 - guidance) * u
-                logits[:, run.tokenizer.pad] = -torch.inf
-                ended = (tokens[:, :i] == run.tokenizer.eos).any(1)
-                tokens[:, i] = torch.where(ended, run.tokenizer.pad, logits.argmax(1))
-        written = l2t(run, z, guidance=guidance, latent_clock=s)
+                logits[:, net.pad] = -torch.inf
+                ended = (tokens[:, :i] == net.eos).any(1)
+                tokens[:, i] = torch.where(ended, net.pad, logits.argmax(1))
+        written = l2t(net, z, guidance=guidance, latent_clock=s)
         assert torch.equal(written, tokens), (guidance, s)
 
         # by masked rows, all tokens in one call
         if guidance == 1:
             with torch.no_grad():
-                masks = torch.full_like(tokens, run.text.mask_id)
-                logits = run.model(masks, z_s, ones, zero + s)[0]
-            found = l2t(run, z, sampler='ancestral', steps=1, temperature=0., latent_clock=s)
+                masks = torch.full_like(tokens, net.text.mask_id)
+                logits = net.model(masks, z_s, ones, zero + s)[0]
+            found = l2t(net, z, sampler='ancestral', steps=1, temperature=0., latent_clock=s)
             assert torch.equal(found, logits.argmax(2)), s
 
     # masks are filled as ever; what is known before them is continued
     for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'dfm', 'cached'):
-        assert (l2t(run, z, sampler=sampler, steps=4) < run.text.mask_id).all()
-    known = torch.full((3, run.L), run.text.mask_id)
+        assert (l2t(net, z, sampler=sampler, steps=4) < net.text.mask_id).all()
+    known = torch.full((3, net.L), net.text.mask_id)
     known[:, :2] = torch.tensor([5, 6])
     from_left = SamplingKnobs(sampler='autoregressive')
-    continued = write(run, known, known != run.text.mask_id, z, from_left)
-    assert (continued[:, :2] == torch.tensor([5, 6])).all() and (continued < run.text.mask_id).all()
+    continued = write(net, known, known != net.text.mask_id, z, from_left)
+    assert (continued[:, :2] == torch.tensor([5, 6])).all() and (continued < net.text.mask_id).all()
     known[:, 5] = 7
-    forced = write(run, known, known != run.text.mask_id, z, from_left)
+    forced = write(net, known, known != net.text.mask_id, z, from_left)
     assert (forced[:, 5] == 7).all()
     assert torch.equal(forced[:, :5], continued[:, :5]), 'what stands behind is not seen'
-    filled = write(run, known, known != run.text.mask_id, z, SamplingKnobs())
+    filled = write(net, known, known != net.text.mask_id, z, SamplingKnobs())
     assert (filled[:, 5] == 7).all(), 'gaps are filled by diffusion'
 
 
 def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides():
     """ By enumeration: ids 0 to 4, of which 3 is never written, EOS 5, PAD 6, MASK 7. """
-    model = network(7, 6, shortcut=True)
+    model = random_network(7, 6, shortcut=True)
     # so that a token depends on the one before it
     torch.nn.init.normal_(model.embed.weight, std=10.)
-    run = SimpleNamespace(model=model, text=MaskedText(7), next_token=LeftToRight(7, 5),
-                          tokenizer=SimpleNamespace(eos=5, pad=6),
-                          banned=torch.tensor([3]), device='cpu', dtype='float32', row_calls=0)
+    net = net_of(model, 'l2t+causal', eos=5, pad=6, banned=[3])
     n, rng = 60, torch.Generator().manual_seed(0)
     z = torch.randn(n, model.config.n_latents, model.config.latent_dim, generator=rng)
     tokens = torch.randint(5, (n, 6), generator=rng)
@@ -290,9 +253,8 @@ def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides()
     best = all_texts[torch.arange(n), nats.argmin(1)]
 
     gaps = torch.where(masked, 7, tokens)
-    with torch.no_grad():
-        assert infill.left_to_right(run, gaps, masked, z, K=16, batch=40).equal(best)
-        greedy = infill.left_to_right(run, gaps, masked, z, K=1)
+    assert infill.left_to_right(net, gaps, masked, z, K=16, batch=40).equal(best)
+    greedy = infill.left_to_right(net, gaps, masked, z, K=1)
     assert greedy[~masked].equal(tokens[~masked])
     assert (greedy != best).any(), 'a beam that sees nothing behind the gap'
     assert all((greedy[i, 1:3] == fillings).all(1).any() for i in range(n))
@@ -304,7 +266,7 @@ def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
     run = Run(str(dual / 'both'), device='cpu', dtype='float32')
     data, (eos, pad) = PackedDataset(str(dataset), 'val'), (run.tokenizer.eos, run.tokenizer.pad)
     text = [5, 6, 7, 8]
-    n_rest = run.L - len(text) - 1
+    n_rest = run.net.L - len(text) - 1
     same = torch.tensor([[*text, eos, *[pad] * n_rest], [*text, eos, *[9] * n_rest],
                          [*text, pad, *[pad] * n_rest], [pad, *text, eos, *[pad] * (n_rest - 1)]])
     raw = torch.as_tensor(data.raw_latents(range(1))).expand(4, -1, -1)
@@ -316,11 +278,10 @@ def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
 def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
     """ Several greedy texts of one source would be equal; drafts from left to right differ by a
     lower temperature; a sampler that draws by itself, as that of GIDD, keeps 1. """
-    masked = toy_run(text=MaskedText(9))
-    gidd = toy_run(text=GIDD(9))
-    dual = toy_run(text=MaskedText(9), next_token=LeftToRight(9, 7))
-    latent, both = dict(from_latent=True), dict(from_latent=True, several=True)
-    for run, given, asked, sampler, temperature in (
+    masked, gidd = net_of(), net_of(text=GIDD(9))
+    dual = net_of(mode='unconditional+l2t+t2l+causal')
+    latent, both = dict(from_latent=True), dict(from_latent=True, must_differ=True)
+    for net, given, asked, sampler, temperature in (
             (masked, both, {}, 'confidence', .7), (masked, latent, {}, 'confidence', 0),
             (masked, {}, {}, 'ancestral', 1), (gidd, both, {}, 'ancestral', 1),
             (masked, both, dict(sampler='remdm'), 'remdm', 1),
@@ -330,9 +291,11 @@ def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
             (dual, both, dict(rerank=4), 'autoregressive', .4),
             (dual, {}, {}, 'autoregressive', 1),
             (dual, dict(from_text=True), dict(rerank=4), 'confidence', 0)):
-        knobs = settle(run, SamplingKnobs(**asked), **given)
+        knobs = settle(net, SamplingKnobs(**asked), **given)
         assert (knobs.sampler, knobs.temperature) == (sampler, temperature), (given, asked)
-        assert knobs.latent_steps == (1 if 'from_text' in given else 32), 'the mean of what fits'
+    for from_text, steps in ((True, 1), (False, 32)):
+        knobs = settle_latents(masked, SamplingKnobs(), from_text)
+        assert knobs.latent_steps == steps, 'the mean of what fits'
 
 
 @pytest.mark.parametrize('mode, expected, target', [
@@ -347,7 +310,7 @@ def test_a_mode_brings_what_it_needs_and_a_run_keeps_it(dataset, tmp_path, mode,
     train_each(dataset, {other: ['--mode=unconditional+l2t+t2l', f'--init_from={out}',
                                  '--max_iters=2']})
     for folder in (out, other):
-        shape = Run(str(folder), device='cpu').model.config
+        shape = Run(str(folder), device='cpu').net.model.config
         assert (shape.shift, shape.shortcut, shape.bag) == expected
         assert json.loads((folder / 'config.json').read_text())['latent_target'] == target
 

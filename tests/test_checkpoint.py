@@ -8,62 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from model import Model, ModelConfig
-from runs import checkpoint, files, run_folder, saving
-from runs.files import read_json
-from runs.identity import identity_of
-from runs.writing import entry_of, sealed
+from launch import same
+from runs import checkpoint, files, saving
+from runs.writing import sealed
+from toys import CONFIG, KNOBS, META, new_run, save_each, states
 
-CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2,
-                     width=16)
-KNOBS = dict(text_process='masked', text_schedule='loglinear', latent_schedule='vp',
-             latent_target='v', optimizer='adamw', seed=1)
-META = dict(format=2, tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None,
-            latent_shape=None, token_dtype='uint16', max_tokens=7, splits={}, files={})
 FILES = [*(f'{kind}.safetensors' for kind in ('model', 'ema', 'optimizer', 'rng')),
          'training_state.json']
-
-
-def states(step):
-    """ All that `save` takes, every number of it a function of the step. """
-    torch.manual_seed(step)
-    model = {name: torch.randn_like(x) for name, x in Model(CONFIG).state_dict().items()}
-    tensors = dict(model=model, ema={name: x + 1 for name, x in model.items()},
-                   optimizer={f'exp_avg.{name}': x * 2 for name, x in model.items()},
-                   rng={f'rank{rank}.cpu': torch.get_rng_state() for rank in range(2)})
-    known = dict(history=[.5, 1e-30, float(step)], identity=identity_of(CONFIG, KNOBS, META),
-                 knobs=KNOBS)
-    return tensors, known
-
-
-def same(a, b):
-    """ The same names, and under each the same bits. """
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def save_each(out, *steps, keep=9, best=()):
-    for step in steps:
-        saving.save(out, step, *states(step), keep=keep, best=step in best)
-    return out
-
-
-def new_run(tmp_path, *steps, best=()):
-    """ out_dir of a run with these checkpoints. """
-    data = tmp_path / 'dataset'
-    data.mkdir()
-    (data / 'meta.json').write_text(sealed(META))
-    out = tmp_path / 'run'
-    run_folder.take(out)
-    run_folder.begin(dict(out_dir=str(out), wandb_project='', seed=1, max_iters=9), data, 0)
-    return save_each(out, *steps, best=best)
-
-
-def forge(folder, **changes):
-    """ Change the training state and make all digests fit again, as an attacker would. """
-    path = folder / 'training_state.json'
-    state = {**read_json(path), **changes}
-    state['files'] = {name: entry_of(folder / name) for name in state['files']}
-    path.write_text(sealed({name: state[name] for name in state if name != 'sha256'}))
 
 
 def names(out):
@@ -74,7 +25,7 @@ def names(out):
 
 def test_everything_saved_comes_back_to_the_bit(tmp_path):
     tensors, known = states(2)
-    folder = saving.newest(save_each(tmp_path, 1, 2))
+    folder = checkpoint.newest(save_each(tmp_path, 1, 2))
     found = checkpoint.verify(folder)
     assert found['step'] == 2 and found['history'] == known['history']
     assert checkpoint.config_of(found['identity'], folder) == CONFIG
@@ -92,7 +43,7 @@ def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path):
     # without averages: the weights themselves
     shutil.rmtree(out / 'step-00000003')
     tensors, known = states(3)
-    saving.save(out, 3, {'model': tensors['model']}, known)
+    checkpoint.save(out, 3, {'model': tensors['model']}, known)
     assert same(checkpoint.load_model(out, 'latest')[0].state_dict(), tensors['model'])
 
 
@@ -129,7 +80,7 @@ def test_averages_and_moments_that_are_not_finite_are_not_saved(tmp_path, kind, 
     tensors, known = states(3)
     tensors[kind][name].view(-1)[-1] = torch.inf
     with pytest.raises(ValueError, match=f'{kind}.{name} holds nan or inf'):
-        saving.save(tmp_path, 3, tensors, known)
+        checkpoint.save(tmp_path, 3, tensors, known)
     assert not names(tmp_path)
 
 
@@ -144,12 +95,12 @@ def test_a_torn_checkpoint_is_named_set_aside_and_passed_over(tmp_path, capsys, 
         path.unlink()
     else:
         os.truncate(path, size // 2 if cut == 'half' else 0)
-    assert saving.newest(tmp_path).name == 'step-00000001'
+    assert checkpoint.newest(tmp_path).name == 'step-00000001'
     err = capsys.readouterr().err
     assert err.count('\n') == 1 and 'step-00000002' in err and name in err
     assert name == 'training_state.json' or cut == 'gone' or f'expected {size}' in err
     assert names(tmp_path) == ['step-00000001', 'step-00000002.broken']
-    assert saving.newest(tmp_path).name == 'step-00000001' and not capsys.readouterr().err
+    assert checkpoint.newest(tmp_path).name == 'step-00000001' and not capsys.readouterr().err
 
 
 def test_any_flipped_bit_is_found(tmp_path):
@@ -184,7 +135,7 @@ def test_a_folder_under_another_steps_number_is_broken(tmp_path, capsys):
     os.rename(tmp_path / 'step-00000002', tmp_path / 'aside')
     os.rename(tmp_path / 'step-00000003', tmp_path / 'step-00000002')
     os.rename(tmp_path / 'aside', tmp_path / 'step-00000003')
-    assert saving.newest(tmp_path).name == 'step-00000001'
+    assert checkpoint.newest(tmp_path).name == 'step-00000001'
     assert 'training_state.json is of step 2' in capsys.readouterr().err
 
 
@@ -197,13 +148,13 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(tmp_path, monkeyp
     save_each(tmp_path, 1, 2)
     monkeypatch.setattr(where, function, cannot)
     with pytest.raises(type(failure)):
-        saving.newest(tmp_path)
+        checkpoint.newest(tmp_path)
     assert names(tmp_path) == ['step-00000001', 'step-00000002']
 
 
 def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path):
     with pytest.raises(OSError, match='cannot save'):
-        saving.save(tmp_path / 'gone', 1, *states(1))
+        checkpoint.save(tmp_path / 'gone', 1, *states(1))
     assert not (tmp_path / 'gone').exists()
 
 
@@ -213,7 +164,7 @@ def test_a_reader_beside_a_training_takes_the_next_checkpoint_where_one_is_remov
 
     def while_it_trains(path):
         if '00000001' in str(path):
-            saving.save(out, 2, *states(2), keep=1, best=True)
+            checkpoint.save(out, 2, *states(2), keep=1, best=True)
         return read(path)
     monkeypatch.setattr(checkpoint, 'read_tensors', while_it_trains)
     model, *_, name = checkpoint.load_model(out)

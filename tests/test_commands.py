@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from torch.distributed.run import get_args_parser
 
-from launch import ROOT, run_code, run_each
+from launch import EXTENDING, ROOT, run_code, run_each
 from prepare import OF_SAME_AS
 from runs.stages import read_schedule
 
@@ -49,7 +49,6 @@ NOT_RUN = (
     'python evaluate.py config/image_text.py', 'python plot.py config/image_text.py',
     'python bench.py', 'python evaluate.py config/molecules.py',     # of fingerprints
 )
-EXTENDING = 'docs/extending.md'                            # test_extending.py runs its commands
 
 # ---- which commands there are
 
@@ -131,6 +130,7 @@ def first_of_each(commands, key):
     return list(found.values())
 
 
+# test_extending.py runs those of docs/extending.md
 ALL = [command for name in PAGES + CONFIGS if name != EXTENDING for command in commands_of(name)]
 
 
@@ -184,6 +184,12 @@ def test_every_command_names_a_script_config_files_and_knobs_that_are_there():
     assert not wrong, '\n'.join(wrong)
     targets = {command.args[1] for command in ALL if command.line.startswith('make ')}
     assert all(f'\n{target}: ' in (ROOT / 'Makefile').read_text() for target in targets)
+
+
+def test_the_commands_of_the_page_are_right_where_its_extensions_are_made(tree):
+    commands = commands_of(EXTENDING)
+    wrong = problems(commands, tree)
+    assert len(commands) >= 10 and not wrong, '\n'.join(wrong)
 
 
 def test_the_schedules_of_a_training_fill_its_steps():

@@ -228,10 +228,10 @@ def test_a_knob_that_is_none_or_a_bool_takes_0_and_1(text, value):
 
 
 @pytest.mark.parametrize('where', ['flag', 'file'])
-def test_a_knob_of_a_room_is_read_where_its_switch_names_it_and_refused_elsewhere(capsys, tmp_path,
-                                                                                  where):
-    """ gidd_gamma stands in processes/gidd.py, and text_process=gidd opens it; sample.py reads the
-    dataclass of sampling/knobs.py in any case. """
+def test_a_knob_of_one_choice_is_read_where_that_is_chosen_and_refused_elsewhere(capsys, tmp_path,
+                                                                                 where):
+    """ gidd_gamma of train.py with text_process=gidd alone; sample.py reads the dataclass of
+    sampling/knobs.py in any case. """
     train, sample = (os.path.join(ROOT, f'{name}.py') for name in ('train', 'sample'))
     assert configurator.read_knobs(train)['gidd_gamma'][:2] == (1.0, '[0.1, 10]')
     assert configurator.read_knobs(sample)['eta'][:2] == (.02, '[0, 1]')

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import warnings
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
@@ -18,22 +19,18 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diffusion
-import test_causal
-from diffusion import GaussianLatents, MaskedText, mode_shares
+from data import Loader, PackedDataset, Rows
+from diffusion import Batch, GaussianLatents, Loss, MaskedText, Noising, mode_shares
 from launch import MAY_LACK, ROOT, TINY, Job, cut, log, saved, train
-from loss import BatchMaker, Loss, prefetch
 from model import (attention, attention_of_rows, attention_with_prefix, causal_mask, norm, rms_norm,
                    squared_relu)
 from runs import distributed
 from runs.muon import Muon
-from sampling.knobs import SamplingKnobs
 from samplers import SAMPLERS
-from sampling.left_to_right import LeftToRight
 from sampling.run import Run
 from sampling.solvers import SOLVERS
-from sampling.writing import blank, write
 from tasks.infill import left_to_right
-from toys import toy_run
+from toys import l2t, net_of, random_inputs, random_network
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a card: make gpu')
 DEVICES = ['cpu', pytest.param('cuda', marks=needs_card)]
@@ -51,11 +48,11 @@ def whole_float32_products():
 
 
 def network(device, **more):
-    return test_causal.network(V, L, **more).to(device)
+    return random_network(V, L, **more).to(device)
 
 
 def inputs(device):
-    return [x.to(device) for x in test_causal.inputs(B, L, V, N, D)]
+    return [x.to(device) for x in random_inputs(B, L, V, N, D)]
 
 
 # ---- attention and its masks
@@ -164,7 +161,7 @@ def test_a_run_trains_writes_by_every_sampler_and_embeds_by_every_solver(
     assert result.returncode == 0, result.stderr
     run, text = Run(str(tmp_path / 'run'), device=device), 'a red dog runs near the park'
     rounded = Run(str(tmp_path / 'run'), device=device, dtype='bfloat16')
-    for sampler in ('autoregressive', *SAMPLERS):
+    for sampler in SAMPLERS:
         for one in (run, rounded):
             assert len(one.write([text], sampler=sampler, steps=3, guidance=2.)) == 1
     for solver in SOLVERS:
@@ -173,8 +170,9 @@ def test_a_run_trains_writes_by_every_sampler_and_embeds_by_every_solver(
     assert len(run.infill(['a [MASK:2] dog'])) == len(run.sample(2, steps=3)) // 2 == 1
     assert len(run.edit([text], towards=['blue'], away=['red'])) == 1
     assert len(run.write([text], rerank=3)) == 1           # the nearest of three drafts
-    tokens, is_gap = run.pack([text]), torch.arange(run.L)[None] == 2
-    beams = left_to_right(run, tokens, is_gap, run.latents_of([text], run.encode([text])), K=3)
+    tokens, is_gap = run.pack([text]), torch.arange(run.net.L)[None] == 2
+    z = run.latents_of([text], run.encode([text]))
+    beams = left_to_right(run.net, tokens, is_gap, z, K=3)
     assert torch.equal(beams.cpu()[~is_gap], tokens[~is_gap])
 
 
@@ -184,13 +182,9 @@ def test_the_tokens_that_are_written_with_a_cache_are_the_likeliest_of_the_whole
     with torch.no_grad():
         for p in model.text_modulation.parameters():  # or the clocks alone would choose the tokens
             p.mul_(.1)
-    latent = GaussianLatents(torch.ones(D, device=device))
-    run = toy_run(model=model, device=torch.device(device), text=MaskedText(V), L=L,
-                  latent=latent, next_token=LeftToRight(V, V - 2),
-                  tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1))
-    eos, pad = run.tokenizer.eos, run.tokenizer.pad
-    knobs = SamplingKnobs(sampler='autoregressive', temperature=0.)
-    tokens = write(run, *blank(run, B, knobs), z.cpu(), knobs).to(device)
+    eos, pad = V - 2, V - 1
+    net = net_of(model, 'l2t+causal', eos=eos, pad=pad)
+    tokens = l2t(net, z.cpu(), sampler='autoregressive', temperature=0.).to(device)
     zero = torch.zeros(B, device=device)
     with torch.no_grad():
         logits = model(tokens, z, zero, zero, predict=('text',), n_causal=B)[0]
@@ -203,43 +197,41 @@ def test_the_tokens_that_are_written_with_a_cache_are_the_likeliest_of_the_whole
 
 # ---- the loss
 
-def batch_and_loss(device, autocast):
+def batch_and_loss(device, dtype):
     """ A batch of all four modes on the device, and Loss. """
     g = torch.Generator().manual_seed(2)
     tokens, latents = torch.randint(V - 2, (16, L), generator=g), torch.randn(16, N, D, generator=g)
     tokens[:, 8:] = V - 1                                  # PAD
     tokens[:, 7] = V - 2                                   # EOS
-    make = BatchMaker(MaskedText(V), GaussianLatents(torch.ones(D, device=device)),
-                      ('text', 'latent'), seed=0, cond_drop=0., t_min=.1)
-    data = SimpleNamespace(rows=lambda *_: (tokens, latents), pad=V - 1, eos=V - 2, seq_len=L)
-    stage = SimpleNamespace(shares=mode_shares('unconditional+l2t+t2l+causal'),
-                            predict=('text', 'latent'), seq_len=L)
-    batch = make(data, range(16), 0, 0, stage)
-    batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
-    assert 0 < batch['n_causal'] < 16
-    return batch, Loss(network(device), make, autocast)
+    noisy = Noising(MaskedText(V), GaussianLatents(torch.ones(D, device=device)),
+                    ('text', 'latent'), cond_drop=0., t_min=.1)
+    batch = noisy(Rows(tokens, latents, False, 0, 0), mode_shares('unconditional+l2t+t2l+causal'),
+                  SimpleNamespace(pad=V - 1, eos=V - 2))
+    batch = batch if device == 'cpu' else batch.to(device)
+    assert 0 < batch.n_causal < 16
+    return batch, Loss(network(device), noisy, dtype)
 
 
-def loss_and_gradients(device, autocast=contextlib.nullcontext, sharded=False):
-    batch, loss = batch_and_loss(device, autocast)
+def loss_and_gradients(device, dtype='float32', sharded=False):
+    batch, loss = batch_and_loss(device, dtype)
     if sharded:
         distributed.shard(loss, device, in_bfloat16=False)
-    value, sums = loss(batch, ('text', 'latent'))
+    value = loss(batch, ('text', 'latent')).loss
     value.backward()
     gradients = [p.grad for p in loss.parameters() if p.grad is not None]
     assert all(g.dtype == torch.float32 for g in gradients)
     gradients = [g.full_tensor() if sharded else g for g in gradients]
-    return value.detach(), torch.cat([g.flatten() for g in gradients]), sums
+    return value.detach(), torch.cat([g.flatten() for g in gradients])
 
 
 @on_each_device
 def test_sharded_over_one_process_losses_and_gradients_are_the_same(device):
     """ What one card can see of FSDP: a block is gathered before it runs, and given back. """
-    value, gradients, _ = loss_and_gradients(device)
+    value, gradients = loss_and_gradients(device)
     dist.init_process_group({'cpu': 'gloo', 'cuda': 'nccl'}[device], store=dist.HashStore(),
                             rank=0, world_size=1)
     try:
-        other, of_shards, _ = loss_and_gradients(device, sharded=True)
+        other, of_shards = loss_and_gradients(device, sharded=True)
     finally:
         dist.destroy_process_group()
     assert torch.allclose(other, value, rtol=1e-5)
@@ -248,10 +240,8 @@ def test_sharded_over_one_process_losses_and_gradients_are_the_same(device):
 
 @on_each_device
 def test_in_bfloat16_losses_and_gradients_are_those_of_float32_to_rounding(device):
-    value, gradients, _ = loss_and_gradients(device)
-    def autocast():
-        return torch.autocast(device, torch.bfloat16)
-    rounded, rounded_gradients, _ = loss_and_gradients(device, autocast=autocast)
+    value, gradients = loss_and_gradients(device)
+    rounded, rounded_gradients = loss_and_gradients(device, dtype='bfloat16')
     assert 0 < (rounded - value).abs() < .01 * value
     assert (gradients - rounded_gradients).norm() < .1 * gradients.norm()
 
@@ -279,22 +269,26 @@ def test_no_loss_sees_that_its_head_is_filled_up(device, dtype, tolerance, monke
 
 
 @pytest.mark.parametrize('device', [*DEVICES, 'meta'])
-def test_batches_come_in_order_and_an_error_comes_in_its_turn(device, monkeypatch):
+def test_batches_come_in_order_and_an_error_comes_in_its_turn(device, dataset, monkeypatch):
     n_threads, together, got, made = threading.active_count(), threading.Barrier(4), [], []
     if device == 'meta':                                   # as on a card, without one
         monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda x: x)
 
-    def make(i):
+    def noisy(rows, shares, data):
+        i = rows.step
         made.append(i)
         if device != 'cpu' and i < 4:
             together.wait(timeout=60)                      # for three others
-        return dict(n=i, x=torch.full((3,), 9 // (7 - i)))
+        nothing = {field.name: None for field in fields(Batch)}
+        return Batch(**nothing | dict(n_causal=i, x_t=torch.full((3,), 9 // (7 - i))))
 
+    data = PackedDataset(str(dataset), 'train')
+    stage = SimpleNamespace(first=0, end=99, shares=None, seq_len=L)
     with pytest.raises(ZeroDivisionError):
-        for batch in prefetch(make, zip(range(99)), device):
-            got.append(batch['n'])
-            assert batch['x'].device.type == device
-            assert device == 'meta' or batch['x'].tolist() == 3 * [9 // (7 - batch['n'])]
+        for batch in Loader(data, 0, B).batches(noisy, [stage], 0, device):
+            got.append(batch.n_causal)
+            assert batch.x_t.device.type == device
+            assert device == 'meta' or batch.x_t.tolist() == 3 * [9 // (7 - batch.n_causal)]
     assert got == [*range(7)] and len(made) < 13 and threading.active_count() == n_threads
 
 

@@ -14,11 +14,10 @@ from corpora.fitting import train_bpe
 from corpora.latents import as_latent
 from corpora.layouts import verify
 from corpora.tokenizers import load_tokenizer
-from data import LatentStats, PackedDataset, counts, lengths, load_stats
+from data import LatentStats, PackedDataset, counts, lengths, load_stats, row_order
+from launch import forge_file
 from runs.files import read_array
-from runs.stages import row_order
 from runs.writing import entry_of, sealed
-from test_hostile import forge_file
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']

@@ -11,56 +11,18 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, processors
-from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
+from tokenizers import Tokenizer
 
 import encoders
-from corpora.encoder_table import TABLE, find_encoder
+from encoders import TABLE, find_encoder
 from corpora.fitting import NGRAM_WEIGHT, fit_lsa
 from corpora.lsa import NO_KNOWN_WORD
 from encoders import folder_hash, load_encoder
 from runs.files import sha256
+from toys import WORDS, save_encoder, save_tokenizer
 
-WORDS = ('a the dog cat runs sits on beach mat and red big small man woman walks along river in '
-         'snow').split()
 TEXTS = ['a dog runs', 'the big red dog runs along the river in the snow', 'a cat',
          'the man sits on a mat and the woman walks', 'snow']
-
-
-def save_tokenizer(folder):
-    vocab = {word: i for i, word in enumerate(['[PAD]', '[UNK]', '[CLS]', '[SEP]'] + WORDS)}
-    tok = HFTokenizer(models.WordLevel(vocab, unk_token='[UNK]'))
-    tok.pre_tokenizer = pre_tokenizers.Whitespace()
-    tok.post_processor = processors.TemplateProcessing(
-        single='[CLS] $A [SEP]', special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tok, pad_token='[PAD]', unk_token='[UNK]', cls_token='[CLS]',
-        sep_token='[SEP]', model_max_length=64).save_pretrained(folder)
-    return len(vocab)
-
-
-def save_encoder(folder, kind='bert'):
-    """ A random encoder of an architecture in the table, in a folder as a hub would give it. """
-    torch.manual_seed(0)
-    V = save_tokenizer(folder)
-    small = dict(vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                 intermediate_size=64, pad_token_id=0)
-    T = transformers
-    if kind == 'bert':
-        model = T.BertModel(T.BertConfig(**small))
-    elif kind == 'roberta':
-        model = T.XLMRobertaModel(T.XLMRobertaConfig(**small, max_position_embeddings=50))
-    elif kind == 'qwen3':
-        model = T.Qwen3Model(T.Qwen3Config(**small, num_key_value_heads=2, head_dim=8))
-    elif kind == 't5':
-        model = T.T5EncoderModel(T.T5Config(vocab_size=V, d_model=32, d_kv=8, d_ff=64,
-                                            num_layers=2, num_heads=4))
-    elif kind == 'sonar':
-        model = M2M100Encoder(T.M2M100Config(
-            vocab_size=V, d_model=32, encoder_layers=2, encoder_attention_heads=4,
-            encoder_ffn_dim=64, max_position_embeddings=64, pad_token_id=0))
-    model.save_pretrained(folder)
-    return str(folder)
 
 
 def each_alone(encoder, texts):
@@ -345,7 +307,7 @@ def test_tokens_of_model2vec_may_share_rows_and_weigh_more_or_less(tmp_path):
 
     # a limit in tokenizer.json
     path = tmp_path / 'tokenizer.json'
-    tokenizer = HFTokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
     tokenizer.enable_truncation(2)
     tokenizer.save(str(path))
     encoder = find_encoder(str(tmp_path))

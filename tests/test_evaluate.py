@@ -14,27 +14,25 @@ import torch.nn.functional as F
 
 import evaluate
 from corpora.words import words
-from diffusion import GaussianLatents, MaskedText
-from launch import measured, run_each
 from data import read_meta
+from launch import measured, run_each
 from runs.files import read_sealed
 from runs.results import add_results, find, read_results
 from runs.writing import Held, sealed
 from sampling.knobs import SamplingKnobs
-from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
-from tasks.common import Context, Figures, chosen_rows, derangement
+from tasks import TASKS, edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
+from tasks.common import Context, Figures, Task, chosen_rows, derangement
 from tasks.measures import compare, correlation, describe_texts, retrieval
 from tasks.nelbo import latent_mse, nelbo
-from toys import L, TEXTS, V, Network, Toy, exact_bound, flat, optimal_denoiser
-from toys import toy_run as known_run
+from toys import (L, TEXTS, V, Known, Network, Toy, as_v, exact_bound, flat, net_of,
+                  optimal_denoiser, toy_run)
 
 # ---- statistics
 
-
-def toy_run(table, pad=99):
-    model = Toy(table)
-    model.config = SimpleNamespace(streams=('text',))
-    return known_run(model=model, tokenizer=SimpleNamespace(pad=pad))
+def nelbo_of(table, texts, tokens, seed, batch, pad=99):
+    """ Figures of 4 draws, by a network that is a table. """
+    ctx = Context(dict(seed=seed, sample_batch=batch), '', texts, tokens)
+    return nelbo(toy_run(net_of(Toy(table), pad=pad)), ctx, 4)
 
 
 def test_nelbo_is_the_enumerated_bound_and_its_standard_error_is_honest():
@@ -44,7 +42,7 @@ def test_nelbo_is_the_enumerated_bound_and_its_standard_error_is_honest():
     z = []
     for seed in range(40):
         tokens = TEXTS[torch.multinomial(p, 500, replacement=True, generator=g)]
-        r = nelbo(toy_run(table), ['abcd'] * 500, tokens, None, 4, seed, 128)
+        r = nelbo_of(table, ['abcd'] * 500, tokens, seed, 128)
         nats, se = r['', 'nats_per_token']
         z.append((nats - exact) / se)
         assert r['', 'perplexity'].value == pytest.approx(math.exp(nats))
@@ -53,7 +51,7 @@ def test_nelbo_is_the_enumerated_bound_and_its_standard_error_is_honest():
     assert abs(np.mean(z)) < 5 / math.sqrt(len(z)) and .5 < np.std(z) < 1.6
     # nats of PAD, 2 here, are in the total, and PAD is not in the divisor: 2 + 1 real tokens
     tokens = torch.tensor([[0, 1, 2, 2], [0, 2, 2, 2]])
-    r = nelbo(toy_run(torch.zeros(4 ** L, L, V), pad=2), ['ab', 'a'], tokens, None, 4, 0, 8)
+    r = nelbo_of(torch.zeros(4 ** L, L, V), ['ab', 'a'], tokens, 0, 8, pad=2)
     assert r['', 'nats_per_token'].value == pytest.approx(2 * L * math.log(V) / 3)
 
 
@@ -181,28 +179,22 @@ class Codebook(Network):
     texts = torch.cat([torch.arange(6)[:, None].expand(6, 2), ends], 1)
 
     def __init__(self):
-        self.config = SimpleNamespace(streams=('text', 'latent'), n_latents=1, latent_dim=2,
-                                      seq_len=self.L, latent_tokens=1, depth=1, width=1)
-        self.latent = GaussianLatents(torch.ones(2))
+        super().__init__(vocab_size=8, seq_len=self.L)
 
-    def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
-        logits = out = None
-        if 'text' in predict:
-            k = torch.where(t_latent == 1, 0, (z[:, 0] @ self.code.T).argmax(1))
-            logits = 9. * F.one_hot(self.texts[k], 8)                    # (B, L, V)
-            logits = logits.flatten(0, 1)[positions]
-        if 'latent' in predict:
-            named = self.code[tokens[:, 0].clamp(max=5)]
-            x0 = torch.where((t_text == 1)[:, None], 0., named)[:, None]
-            a, s = (x[:, None, None] for x in self.latent.alpha_sigma(t_latent))
-            out = (a * z - x0) / s
-        return logits, out
+    def logits_of(self, tokens, z, t_text, t_latent):
+        k = torch.where(t_latent == 1, 0, (z[:, 0] @ self.code.T).argmax(1))
+        return 9. * F.one_hot(self.texts[k], 8)                          # (B, L, V)
+
+    def latents_of(self, tokens, z, t_text, t_latent):
+        named = self.code[tokens[:, 0].clamp(max=5)]
+        x0 = torch.where((t_text == 1)[:, None], 0., named)[:, None]
+        return as_v(z, x0, t_latent)
 
     def run(self):
         def decode(ids):
             return ' '.join(f'word{i}' for i in ids if i < 6)
-        return known_run(
-            model=self, text=MaskedText(8), encoder=lambda texts: embed(None, texts),
+        return toy_run(
+            net_of(self, eos=self.EOS, pad=self.PAD), encoder=lambda texts: embed(None, texts),
             tokenizer=SimpleNamespace(eos=self.EOS, pad=self.PAD, kind='bpe', decode=decode),
             stats=SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z,
                                   mean=torch.zeros(2), live=torch.ones(2)),
@@ -311,7 +303,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         def rows(self, i):
             return tokens[i], code(tokens[i])
     monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
-    run = known_run(text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11))
+    run = toy_run(net_of(Known(vocab_size=vocabulary), eos=10, pad=11))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
     monkeypatch.setattr(t2l, 'MOST_NUMBERS', 500 * 6)
@@ -358,8 +350,7 @@ def test_sts_correlates_the_cosine_of_pairs_with_their_scores(monkeypatch):
     scores, vectors = np.arange(8.), F.normalize(torch.randn(2 * n, 1, 4, generator=g), dim=-1)
     monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
     monkeypatch.setattr(sts, 'encode', lambda *args: vectors)
-    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0] * len(text)), L=3,
-                          embed=lambda *args, **more: vectors)
+    run = toy_run(net_of(Known(seq_len=3)), embed=lambda *args, **more: vectors)
     ctx = Context(vars(SamplingKnobs()), prepared=(['ab'] * n, ['abc'] * n, scores))
     r = flat(sts.measure(run, ctx))
     found = []
@@ -424,12 +415,12 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
 
 
 def test_the_summary_puts_each_direction_beside_its_controls(capsys):
-    known, figures = evaluate.all_tasks(), dict(nelbo=Figures(9), l2t=Figures(9))
+    figures = dict(nelbo=Figures(9), l2t=Figures(9))
     figures['nelbo']['', 'nats_per_token'] = 3.208, .042
     figures['l2t'] |= {('', 'bleu'): (24.12, 1.36), ('shuffled', 'bleu'): (3.9, None),
                        ('null', 'bleu'): (6.2, None), ('nearest', 'bleu'): (20.0, None),
                        ('lead', 'bleu'): (-.0123, .001), ('diffusion', 'bleu'): (19.1, None)}
-    evaluate.print_summary({name: known[name] for name in figures}, figures)
+    evaluate.print_summary({name: TASKS[name] for name in figures}, figures)
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [re.split('  +', line.strip()) for line in lines] == [
         ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead'],
@@ -528,7 +519,7 @@ def test_figures_of_a_run_that_was_replaced_are_not_recorded(monkeypatch, tmp_pa
     monkeypatch.setattr(evaluate, 'out_dir', str(out))
     run = SimpleNamespace(checkpoint='step-00000001')
     ctx.knobs = dict.fromkeys(('which', 'seed', 'field', 'dtype'))
-    task = SimpleNamespace(SETTINGS=())
+    task = Task(needs=None, settings=(), measure=None)
     monkeypatch.setattr(evaluate, 'KNOBS',
                         {name: SimpleNamespace(default=None) for name in ctx.knobs})
     with pytest.raises(ValueError, match='run was removed, moved or replaced'):
@@ -654,7 +645,7 @@ def test_what_is_not_defined_is_nan_without_a_warning_and_null_in_the_results(tm
 
 def test_scores_that_are_all_the_same_stop_sts_in_one_line(tmp_path):
     path = tmp_path / 'same.csv'
-    run = known_run(meta=dict(encoder=dict(id='lsa')))
+    run = toy_run(meta=dict(encoder=dict(id='lsa')))
     for scores, n, words in (([3, 3, 3, 3], None, 'all 4 pairs have the score 3'),
                              ([2.5] * 99 + [1], 4, 'all 4 pairs have the score 2.5')):
         pairs = [f'a red man runs {i},a blue dog sits {i},{x}' for i, x in enumerate(scores)]

@@ -1,58 +1,16 @@
 """ docs/extending.md: every extension on that page is made here as the page says, word for word, in
 a copy of the tree, and used. """
 import json
-import re
+import runpy
 import shutil
 
-import pytest
+import torch
 
-from launch import ROOT, TINY, log, run_code, run_each
+from launch import TINY, log, run_code, run_each
 from runs import checkpoint
-from test_commands import EXTENDING, commands_of, problems
-from test_encoders import save_encoder
+from toys import l2t, net_of, random_inputs, random_network, save_encoder
 
-# a fenced block with the line above it; one that ends in "`path`:" says what file a block is of
-BLOCK = re.compile(r'(?:^(?!```)([^\n]+)\n+)?^```(python|diff)\n(.*?)^```$', re.M | re.S)
 CPU = ['--device=cpu', '--dtype=float32']
-
-
-def apply_diff(tree, diff, named):
-    """ Changes the one file of the tree that has the old lines of a diff, in a row and once. It
-    must be one of those named. """
-    lines = diff.splitlines(keepends=True)
-    old = ''.join(line[1:] for line in lines if line[0] != '+')
-    new = ''.join(line[1:] for line in lines if line[0] != '-')
-    folders = ('.', 'processes', 'corpora', 'sampling', 'runs', 'tasks')
-    holders = [path for folder in folders for path in (tree / folder).glob('*.py')
-               if old in path.read_text()]
-    assert len(holders) == 1 and holders[0].read_text().count(old) == 1, (diff, holders)
-    assert str(holders[0].relative_to(tree)) in named, (diff, holders, named)
-    holders[0].write_text(holders[0].read_text().replace(old, new))
-
-
-@pytest.fixture(scope='module')
-def tree(tmp_path_factory):
-    """ A copy of the tree with all extensions of the page. """
-    tree = tmp_path_factory.mktemp('extended') / 'tree'
-    hidden = shutil.ignore_patterns('.*', 'data', 'out', 'tests', 'results', '__pycache__')
-    shutil.copytree(ROOT, tree, ignore=hidden)
-    n_blocks = 0
-    for section in re.split(r'^## ', (ROOT / EXTENDING).read_text(), flags=re.M):
-        prose = re.sub(r'^```.*?^```$', '', section, flags=re.M | re.S)
-        for before, kind, text in BLOCK.findall(section):
-            path = re.search(r'(?:The file|In) `([\w/]+\.py)`:$', before)
-            n_blocks += kind == 'diff' or bool(path)
-            if kind == 'diff':
-                apply_diff(tree, text, set(re.findall(r'`([\w/]+\.py)`', prose)))
-            elif path and (tree / path[1]).exists():       # a function, above its table
-                source = (tree / path[1]).read_text()
-                assert source.count('\nSAMPLERS = {') == 1
-                source = source.replace('\nSAMPLERS = {', f'\n{text}\n\nSAMPLERS = {{')
-                (tree / path[1]).write_text(source)
-            elif path:
-                (tree / path[1]).write_text(text)
-    assert n_blocks >= 14, 'the blocks are not found any more'
-    return tree
 
 
 def works(tree, tmp_path, *commands):
@@ -61,12 +19,6 @@ def works(tree, tmp_path, *commands):
     for (code, _, err), command in zip(results, commands):
         assert code == 0, (command, err)
     return [(out, err) for _, out, err in results]
-
-
-def test_the_commands_of_the_page_are_right_where_its_extensions_are_made(tree):
-    commands = commands_of(EXTENDING)
-    wrong = problems(commands, tree)
-    assert len(commands) >= 10 and not wrong, '\n'.join(wrong)
 
 
 def test_a_sampler_a_text_process_and_a_task_work_in_training_sampling_and_evaluation(
@@ -99,14 +51,49 @@ def test_the_loss_weighting_and_the_block_train_and_are_used(tree, dataset, tmp_
     assert up.shape[0] == 2 * down.shape[1] and model['blocks.0.text.down.weight'].any()
 
 
+def test_texts_are_written_with_a_cache_as_without_one_by_the_changed_block(tree, monkeypatch):
+    """ From left to right, where sampling/reader.py has the cache, and by masks. """
+    changed = runpy.run_path(str(tree / 'model.py'))
+    monkeypatch.setattr('toys.Model', changed['Model'])
+    B, L, MASK, EOS, PAD = 6, 12, 20, 18, 19
+    model = random_network(MASK, L, shortcut=True)
+    torch.nn.init.normal_(model.embed.weight, std=10.)     # or the clocks would choose the tokens
+    with torch.no_grad():
+        model.text_modulation.weight.mul_(.3)
+    stream = model.blocks[0].text
+    assert stream.up.out_features == 2 * stream.down.in_features, 'it is not the changed one'
+    net = net_of(model, 'l2t+causal', eos=EOS, pad=PAD)
+    _, z, _, _ = random_inputs(B)
+    zero, rows = torch.zeros(B), torch.arange(B)
+
+    # the likeliest token after those before it, which are all read anew
+    x = torch.full((B, L), MASK)
+    for i in range(L):
+        with torch.no_grad():
+            logits, _ = model(x, z, zero, zero, predict=('text',), n_causal=B)
+        ended = (x[:, :i] == EOS).any(1)
+        x[:, i] = torch.where(ended, PAD, logits[:, i, :PAD].argmax(1))
+    assert l2t(net, z, sampler='autoregressive').equal(x) and x.unique().numel() > 3, x
+
+    # the likeliest token where the network is surest
+    x = torch.full((B, L), MASK)
+    for i in range(L):
+        with torch.no_grad():
+            logits, _ = model(x, z, zero + (L - i) / L, zero, predict=('text',))
+        log_p, likeliest = logits.log_softmax(2).max(2)
+        surest = log_p.masked_fill(x != MASK, -torch.inf).argmax(1)
+        x[rows, surest] = likeliest[rows, surest]
+    assert l2t(net, z, sampler='confidence', end_penalty=0.).equal(x) and x.unique().numel() > 3, x
+
+
 def test_the_row_of_an_encoder_and_the_encoder_class_embed(tree, tmp_path):
     folder = save_encoder(tmp_path / 'bert')
     code = f"""
 import sys
 sys.path.insert(0, {str(tree)!r})
-from corpora import encoder_table
-encoder_table.find_folder = lambda where, revision: ({folder!r}, revision)
-encoder = encoder_table.find_encoder('e5_small', dimension=32)
+import encoders
+encoders.find_folder = lambda where, revision: ({folder!r}, revision)
+encoder = encoders.find_encoder('e5_small', dimension=32)
 assert encoder.record['id'] == 'intfloat/e5-small-v2' and encoder.record['prefix'] == 'query: '
 assert encoder(['a dog runs', 'a cat']).shape == (2, 1, 32)
 """

@@ -18,16 +18,13 @@ import pytest
 import torch
 
 from corpora.sources import text_hash
-from data import PackedDataset, lengths
-from launch import (HANGS, ROOT, TINY, Job, cut, held, log, run, run_each, saved, texts_in, train,
-                    train_each, weights)
+from data import PackedDataset, lengths, row_order
+from launch import (HANGS, ROOT, TINY, Job, change_meta, cut, flip, forge_file, held, log, run,
+                    run_each, same, saved, texts_in, train, train_each, weights)
 from runs import checkpoint, run_folder, saving
 from runs.files import read_json
-from runs.stages import row_order
 from runs.writing import RUN, Claim
-from test_checkpoint import same, states
-from test_encoders import save_encoder
-from test_hostile import change_meta, flip, forge_file
+from toys import save_encoder, states
 
 TORCHRUN = [sys.executable, '-m', 'torch.distributed.run']
 EVERY_STEP = ['--eval_interval=1', '--keep=99']
@@ -40,15 +37,16 @@ def hook(factors, rank=0, offset=0):
     """ Code that multiplies the gradient of the text loss, and so all that l2t computes from it, by
     factors[step] on one rank. """
     return f"""
-import os, torch, loss
-text_loss, calls = loss.Loss.text_loss, []
+import os, torch, diffusion
+loss_of, calls = diffusion.MaskedText.loss, []
 def patched(*args):
-    result, factor = text_loss(*args), float({factors}.get(len(calls) + {offset}, 1))
+    loss, *more = loss_of(*args)
+    factor = float({factors}.get(len(calls) + {offset}, 1))
     calls.append(1)
-    result['text_loss'].register_hook(lambda grad: grad * factor)
-    return result
+    loss.register_hook(lambda grad: grad * factor)
+    return loss, *more
 if os.environ.get('RANK', '0') == '{rank}':
-    loss.Loss.text_loss = patched
+    diffusion.MaskedText.loss = patched
 """
 
 
@@ -303,14 +301,14 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     for trial in range(200):
         out = tmp_path / str(trial)
         with Claim(out, RUN, run_folder.NAMES):
-            saving.save(out, 1, *ready[1])
+            checkpoint.save(out, 1, *ready[1])
         read, write = os.pipe()
         child = os.fork()
         if not child:
             try:
                 tell(write)
                 for step in range(2, 10 ** 6):
-                    saving.save(out, step, *ready[step % 10])
+                    checkpoint.save(out, step, *ready[step % 10])
             finally:
                 os._exit(1)
         os.close(write)
@@ -324,7 +322,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
 
         # what is there loads, and no torn folder has a whole name
         hits += bool(list(out.glob('.nanoLDLM-step-*')))
-        found = saving.newest(out)
+        found = checkpoint.newest(out)
         step = checkpoint.verify(found)['step']
         assert same(saved(found)['optimizer'], ready[step % 10][0]['optimizer'])
         assert not list(out.glob('*.broken*'))
@@ -334,7 +332,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         # whoever has the folder next clears away what was left
         with Claim(out, RUN, run_folder.NAMES):
             assert not list(out.glob('.*'))
-            saving.save(out, 10 ** 6, *ready[0])
+            checkpoint.save(out, 10 ** 6, *ready[0])
         shutil.rmtree(out)
     assert len(outcomes) > 1 and hits > 20, 'the kills are to hit different moments, and saves'
 
@@ -399,12 +397,12 @@ def alive(out):
 # the same signal again in the middle of the save, as of one who is impatient
 AGAIN = """
 from runs import saving
-write_files = saving.write_files
+write_files = checkpoint.write_files
 def again(*args):
     write_files(*args)
     if run_folder.signal_seen:
         os.kill(os.getpid(), run_folder.signal_seen)
-saving.write_files = again
+checkpoint.write_files = again
 """
 
 
@@ -492,15 +490,15 @@ preflight.check_digests = slow
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
     until_a_signal = """
-import os, time, loss
+import os, time, diffusion
 from runs import run_folder
-validate = loss.Loss.validate
+validate = diffusion.Loss.validate
 def hold(*args):
     print('evaluating', flush=True)
     while os.environ['RANK'] == '1' and not run_folder.signal_seen:
         time.sleep(0.01)
     return validate(*args)
-loss.Loss.validate = hold
+diffusion.Loss.validate = hold
 """
     out = tmp_path / 'run'
     job = Job(dataset, out, '--eval_rows=160', ranks=2, before=until_a_signal)
@@ -650,7 +648,7 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     for n, line in zip((8, 12, 16), lines):
         assert f'cannot save {out}/step-{n:08d}: ' in line
     assert lines[0].startswith('warning') and lines[2].startswith('error')
-    assert not list(out.glob('.*')) and saving.newest(out).name == 'step-00000004'
+    assert not list(out.glob('.*')) and checkpoint.newest(out).name == 'step-00000004'
     train_each(dataset, {out: []})                             # room again: it goes on
 
 
@@ -678,7 +676,7 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
     before = max(step for step, _ in log(out))
     first.until(f'step {before + 5:>6,}/')                     # unharmed: it goes on
     first.processes[0].terminate()
-    assert first.wait() == [143] and checkpoint.verify(saving.newest(out))
+    assert first.wait() == [143] and checkpoint.verify(checkpoint.newest(out))
 
 
 def test_a_run_whose_folder_is_removed_stops_and_leaves_the_next_one_alone(
@@ -779,7 +777,10 @@ def test_data_that_change_meanwhile_end_a_run_that_is_saved_with_code_2(dataset,
 
 
 def test_a_validation_that_is_nan_or_worse_than_a_guess_is_named(dataset, tmp_path):
-    nan = 'import torch, loss\nloss.Loss.validate = lambda *args: torch.full((5,), float("nan"))'
+    nan = """
+import torch, diffusion
+diffusion.Loss.validate = lambda *args: torch.full((5,), float('nan'))
+"""
     job = Job(dataset, tmp_path / 'nan', '--max_iters=1', before=nan)
     assert job.wait() == [0] and 'warning: val_text nan is not finite' in job.err()
     job = Job(dataset, tmp_path / 'far', '--learning_rate=10')

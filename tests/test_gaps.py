@@ -8,7 +8,7 @@ from sampling.inputs import read_template
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
 from sampling.writing import write
-from toys import L, MASK, TEXTS, Known, Network, Toy, denoiser_of, toy_run
+from toys import L, MASK, TEXTS, Known, Network, Toy, denoiser_of, net_of, toy_run
 
 END = 2                                              # EOS and PAD are one; the words are a and b
 WORDS = SimpleNamespace(eos=END, pad=END, kind='bpe', decode=lambda ids: ids,
@@ -27,10 +27,8 @@ def law_of_words(seed):
     return p / p.sum()
 
 
-def run_of_words(p, **changes):
-    model = Toy(denoiser_of(p))
-    model.config = Known()
-    return toy_run(model=model, streams=('text',), tokenizer=WORDS, **changes)
+def run_of_words(model):
+    return toy_run(net_of(model, eos=END, pad=END), tokenizer=WORDS)
 
 
 def exact_nats(p, tokens):
@@ -43,7 +41,7 @@ def exact_nats(p, tokens):
 # ---- [MASK:2-6]
 
 def test_a_range_of_lengths_stands_for_each_of_them_and_several_for_all_combinations():
-    run_ = toy_run(L=9, tokenizer=WORDS)
+    run_ = run_of_words(Known(seq_len=9))
 
     def rows(text):
         tokens, known_mask, inner = read_template(run_, text)
@@ -62,7 +60,7 @@ def test_a_range_of_lengths_stands_for_each_of_them_and_several_for_all_combinat
     ('[MASK:1-999999] [MASK:1-999999]', 'stands for 999,998,000,001 texts')])
 def test_a_silly_gap_is_refused_in_one_line(wrong, words):
     with pytest.raises(ValueError, match=words) as found:
-        read_template(toy_run(L=9, tokenizer=WORDS), wrong)
+        read_template(run_of_words(Known(seq_len=9)), wrong)
     assert '\n' not in str(found.value)
 
 
@@ -71,12 +69,12 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
     won = []
     for seed in range(12):
         p = law_of_words(seed)
-        run_ = run_of_words(p)
+        run_ = run_of_words(Toy(denoiser_of(p)))
         for template in ('[MASK:1-3]', 'a [MASK:1-2]', '[MASK:1-2] b', '[MASK:1-2] [MASK:0-1]'):
             masked, known_mask, inner = read_template(run_, template)
-            each = write(run_, masked, known_mask, None, SamplingKnobs(), inner)
+            each = write(run_.net, masked, known_mask, None, SamplingKnobs(), inner)
             exact, found = exact_nats(p, each), run_.nats(each)
-            many = nats_per_token(run_, each, None, SamplingKnobs(sample_batch=4096), draws=4096)
+            many = nats_per_token(run_.net, each, None, SamplingKnobs(sample_batch=4096), draws=4096)
             assert torch.allclose(many, exact, atol=0.03, rtol=0.03)
             texts, nats = run_.fill([template])
             chosen = each.tolist().index(texts[0])
@@ -88,19 +86,17 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
 
 def test_the_draws_are_shared_by_the_texts_and_the_rows_of_a_call_change_nothing():
     p = law_of_words(0)
-    texts, run_ = TEXTS[p > 0], run_of_words(p)
+    texts, run_ = TEXTS[p > 0], run_of_words(Toy(denoiser_of(p)))
     whole = run_.nats(texts)
     assert torch.allclose(run_.nats(texts, sample_batch=7), whole)
     assert torch.allclose(run_.nats(texts.flip(0)).flip(0), whole)
 
 
 def test_each_text_has_its_own_lengths_copies_and_latent():
-    def reads_z(tokens, z, t_text, t_latent, positions, predict):
+    def reads_z(tokens, z, t_text, t_latent):
         logits = 9. * torch.nn.functional.one_hot(z[:, 0, 0].long(), 3).float()
-        return logits[:, None].expand(-1, L, 3).flatten(0, 1)[positions], None
-    model = Network(reads_z)
-    model.config = Known()
-    run_ = toy_run(model=model, tokenizer=WORDS)
+        return logits[:, None].expand(-1, L, 3)
+    run_ = run_of_words(Network(reads_z))
     z = torch.tensor([1., 0., 1.])[:, None, None].expand(3, 1, 2)
     templates = ['[MASK:1-3]', 'b [MASK:2]', 'a [MASK:0-2]']
     texts, nats = run_.fill(templates, z, num_samples=2, temperature=0)

@@ -19,15 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from corpora.layouts import verify
-from corpora.patches import image_patches
+from corpora.images import image_patches
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from data import PackedDataset
-from launch import ROOT, TINY, run, run_each
+from launch import ROOT, TINY, flip, forge_file, run, run_each
 from runs import checkpoint
-from runs.files import check, read_array, read_arrays, read_json, read_sealed, sha256
+from runs.files import check, read_array, read_arrays, read_json, sha256
 from runs.writing import entry_of, sealed
 from sampling.run import Run
-from test_checkpoint import forge, new_run
+from toys import new_run
 
 NEWEST = 'step-00000012'       # of the run `finished`
 
@@ -46,29 +46,12 @@ def copy_of(folder, tmp_path, name='copy'):
     return shutil.copytree(folder, tmp_path / name)
 
 
-def change_meta(folder, change):
-    """ Another meta.json, with its digest. """
-    meta = read_sealed(folder / 'meta.json')
-    change(meta)
-    (folder / 'meta.json').write_text(sealed(meta))
-
-
-def forge_file(folder, name, content):
-    """ Another content of a file of a dataset, with its size and digest in meta.json. """
-    (folder / name).write_bytes(content)
-
-    def change(meta):
-        shards = [shard for split in meta['splits'].values() for shard in split['shards']]
-        for files in [meta['files'], *(shard['files'] for shard in shards)]:
-            if name in files:
-                files[name] = entry_of(folder / name)
-    change_meta(folder, change)
-
-
-def flip(path, at=-1):
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
+def forge(folder, **changes):
+    """ Change the training state and make all digests fit again, as an attacker would. """
+    path = folder / 'training_state.json'
+    state = {**read_json(path), **changes}
+    state['files'] = {name: entry_of(folder / name) for name in state['files']}
+    path.write_text(sealed({name: state[name] for name in state if name != 'sha256'}))
 
 
 # ---- arrays

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-CORE = {'model', 'diffusion', 'loss', 'samplers', 'data', 'encoders', 'configurator', 'nano'}
+CORE = {'model', 'diffusion', 'noise', 'samplers', 'data', 'encoders', 'configurator', 'nano'}
 SCRIPTS = {'train', 'sample', 'evaluate', 'prepare', 'bench', 'plot'}
 FOLDERS, SAMPLING = {'processes', 'runs', 'corpora'}, {'sampling'}
 LEAVES = {'tasks', 'benchmarks', 'examples'}

@@ -1,7 +1,6 @@
 """ The bounds make no table of the vocabulary's width above a chunk; sampling reads as many rows as
 fit; a cast network computes in bfloat16. """
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,17 +8,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import diffusion
-from diffusion import GaussianLatents, MaskedText
+from diffusion import MaskedText, exact_nll
 from model import Model, ModelConfig
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from sampling import denoise
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
-from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by
 from tasks.protein import predict
-from toys import Network, l2t, toy_run
+from toys import Network, l2t, net_of, toy_run
 
 V, L, B, N_CLUSTERS = 500, 16, 6, 5
 CHUNK = 9 * V                                                # 9 positions of at most B L = 96
@@ -48,10 +46,8 @@ def model():
     return model.eval()
 
 
-def run_of(model, **changes):
-    return toy_run(model=model, text=MaskedText(V), next_token=LeftToRight(V, V - 2), L=L,
-                   tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1),
-                   latent=GaussianLatents(torch.ones(3)), **changes)
+def net_of_texts(model, **more):
+    return net_of(model, eos=V - 2, pad=V - 1, **more)
 
 
 def texts():
@@ -66,12 +62,16 @@ def test_a_bound_makes_no_table_above_a_chunk_and_is_the_same(name, model, monke
     tokens, z = texts()
     u = torch.rand(B, 1 + L, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     u[:, 0] = .8                                             # most of each text is scored
-    process = {'masked': MaskedText(V), 'causal': LeftToRight(V, V - 2), 'gidd': GIDD(V, .2),
-               'hdlm': HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8)}[name]
+    zero = torch.zeros(B)
+    process = {'masked': MaskedText(V), 'gidd': GIDD(V, .2),
+               'hdlm': HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8)}.get(name)
 
     def bound():
         with torch.inference_mode(), WidestTable() as widest:
-            nats = process.bound(model, tokens, z, torch.zeros(B), u)
+            if name == 'causal':
+                nats = exact_nll(model, tokens, z, zero)
+            else:
+                nats = process.bound(model, tokens, z, zero, u)
         return nats, widest.numel
     whole, widest = bound()
     assert widest >= 4 * CHUNK, 'the test would see nothing'
@@ -84,22 +84,22 @@ def test_the_first_choice_of_a_network_that_knows_the_tokens_is_right():
     tokens, _ = texts()
     mask = torch.arange(L).expand(B, L) % 3 == 1
     right = torch.nn.functional.one_hot(tokens, V).float()               # (B, L, V)
-    knows = Network(lambda x, z, t, s, positions, predict: (right.flatten(0, 1)[positions], None))
-    run = run_of(knows, streams=('text',))
+    knows = Network(lambda tokens, z, t_text, t_latent: right, streams=('text',), vocab_size=V)
+    run = toy_run(net_of_texts(knows))
     found = predict(run, tokens.masked_fill(mask, V), mask, SamplingKnobs(sample_batch=B))
     assert torch.equal(found, tokens)
 
 
 def test_a_cast_run_computes_in_bfloat16_and_its_clocks_in_float32(model):
-    run, (tokens, z) = run_of(denoise.cast(copy.deepcopy(model), 'bfloat16')), texts()
+    net, (tokens, z) = net_of_texts(copy.deepcopy(model), dtype='bfloat16'), texts()
     seen = {}
-    for name, module in run.model.named_modules():
+    for name, module in net.model.named_modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(
                 lambda module, args, out, name=name: seen.update({name: out.dtype}))
     with torch.inference_mode():
-        found, _ = denoise.call(run, tokens, z, 0.5, 0.0, torch.arange(5))
-        expected, _ = denoise.call(run_of(model), tokens, z, 0.5, 0.0, torch.arange(5))
+        found, expected = (one.logits(tokens, 0.5, torch.arange(5), z, 0.0)
+                           for one in (net, net_of_texts(model)))
     assert found.dtype == torch.float32 and torch.equal(found, found.bfloat16().float())
     assert 0 < (found - expected).abs().max() < .05 * expected.abs().max()
     in_bfloat16 = ('blocks.0.text.qkv', 'blocks.0.latent.qkv', 'text_modulation', 'text_head')
@@ -112,16 +112,16 @@ def test_a_cast_run_computes_in_bfloat16_and_its_clocks_in_float32(model):
 
 def test_a_call_reads_no_more_rows_than_fit_in_6_gb():
     """ Of config/l2t_892m.py: a number for each position and dimension of a row, in bfloat16. """
-    size = SimpleNamespace(seq_len=1024, n_latents=1, latent_tokens=8, width=1024, depth=24)
-    run = toy_run(model=SimpleNamespace(config=size), text=MaskedText(50_258), dtype='bfloat16')
+    size = dict(seq_len=1024, n_latents=1, latent_tokens=8, width=1024, depth=24)
+    net = net_of(Network(vocab_size=50_258, **size), dtype='bfloat16')
     number, table = 2 * 1032 * 1024, 50_258 * 8 * 4
-    assert denoise.rows_that_fit(run, 128) == 6e9 // (25 * number) == 113
-    assert denoise.rows_that_fit(run, 128, 8) == 6e9 // (25 * number + 8 * table) == 91
-    assert denoise.rows_that_fit(run, 128, 1024) == 6e9 // (25 * number + 1024 * table) == 3
-    assert denoise.rows_that_fit(run, 10 ** 6, 0, 2) == 6e9 // ((25 + 96) * number) == 23
-    assert denoise.rows_that_fit(run, 7) == 7
-    size.seq_len = 10 ** 9
-    assert denoise.rows_that_fit(run, 128) == 1, 'one row in any case'
+    assert net.rows_that_fit(128) == 6e9 // (25 * number) == 113
+    assert net.rows_that_fit(128, 8) == 6e9 // (25 * number + 8 * table) == 91
+    assert net.rows_that_fit(128, 1024) == 6e9 // (25 * number + 1024 * table) == 3
+    assert net.rows_that_fit(10 ** 6, 0, 2) == 6e9 // ((25 + 96) * number) == 23
+    assert net.rows_that_fit(7) == 7
+    net.model.config.seq_len = 10 ** 9
+    assert net.rows_that_fit(128) == 1, 'one row in any case'
 
 
 @pytest.mark.parametrize('direction, n_asked', [
@@ -129,17 +129,17 @@ def test_a_call_reads_no_more_rows_than_fit_in_6_gb():
     ('changed', L)])
 def test_every_direction_goes_by_the_rows_that_fit(direction, n_asked, model, monkeypatch):
     (tokens, z), seen = texts(), []
-    run = run_of(model)
+    net = net_of_texts(model)
     monkeypatch.setattr(model, 'forward', lambda tokens, z, *args, forward=model.forward, **kw:
                         seen.append(len(z)) or forward(tokens, z, *args, **kw))
     row = 4 * (L + 2) * 8 * 25 + n_asked * V * 8 * 4
     monkeypatch.setattr(denoise, 'MOST_BYTES', int(4.9 * row))
     knobs = SamplingKnobs(sampler='ancestral', steps=4, latent_steps=4)
     with torch.inference_mode():
-        {'l2t': lambda: l2t(run, z, sampler='ancestral', steps=4),
-         'remdm': lambda: l2t(run, z, sampler='remdm', steps=4),
-         'confidence': lambda: l2t(run, z, sampler='confidence', steps=2),
-         'unconditional': lambda: write_both(run, B, knobs),
-         't2l': lambda: make_latents(run, tokens, B, knobs),
-         'changed': lambda: changed_by(run, tokens, z, -z, knobs)}[direction]()
+        {'l2t': lambda: l2t(net, z, sampler='ancestral', steps=4),
+         'remdm': lambda: l2t(net, z, sampler='remdm', steps=4),
+         'confidence': lambda: l2t(net, z, sampler='confidence', steps=2),
+         'unconditional': lambda: write_both(toy_run(net), B, knobs),
+         't2l': lambda: make_latents(net, tokens, B, knobs),
+         'changed': lambda: changed_by(net, tokens, z, -z, knobs)}[direction]()
     assert seen[0] == max(seen) == 4 and seen[-1] == B - 4

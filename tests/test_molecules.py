@@ -5,14 +5,13 @@ import sys
 import pytest
 import torch
 
-from corpora.encoder_table import find_encoder
+from encoders import find_encoder
 from corpora.readers import warn_once
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
-from launch import texts_of
+from launch import prepared, texts_of
 from tasks import molecule
 from tasks.common import Context
-from test_prepare import run
 from toys import toy_run
 
 ETHANOL, NONE = 'CCO', 'no molecule'
@@ -59,15 +58,15 @@ def test_a_text_that_is_no_molecule_is_never_the_nearest_and_no_crash(morgan):
 def test_a_dataset_of_molecules_drops_and_counts_what_is_none(morgan, tmp_path, capsys):
     chains = [''.join(atoms) for atoms in itertools.product('CNO', repeat=7)][:1100]
     (tmp_path / 'a.txt').write_text('\n'.join([*chains, NONE, 20 * 'C']))
-    folder = run(input=tmp_path / 'a.txt', out=tmp_path / 'out', tokenizer='smiles',
-                 encoder='morgan', encoder_dims=0, max_tokens=15)
+    folder = prepared(input=tmp_path / 'a.txt', out=tmp_path / 'out', tokenizer='smiles',
+                      encoder='morgan', encoder_dims=0, max_tokens=15)
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(chains)
     assert f"the first: {NONE!r}: is no molecule" in capsys.readouterr().err
     data = PackedDataset(folder, 'train')
     assert data.stats.std[data.live > 0].unique().numel() == 1 and not data.live.all()
     assert (data.raw_latents([0])[0].numpy() == morgan(texts_of(folder, 'train')[:1])[0]).all()
     with pytest.raises(ValueError, match='morgan has no settings'):
-        run(input=tmp_path / 'a.txt', out=tmp_path / 'b', encoder='morgan')
+        prepared(input=tmp_path / 'a.txt', out=tmp_path / 'b', encoder='morgan')
 
 
 SPELLINGS = [['CCO', 'OCC', 'C-C-O'], ['Oc1ccccc1', 'C1=CC=CC=C1O'], ['CC(=O)O', 'C(C)(O)=O'],
@@ -84,13 +83,13 @@ def written_in_two_ways(path):
 @pytest.mark.parametrize('knobs', [dict(encoder='morgan', encoder_dims=0, vocab_size=300),
                                    dict(encoder='none', tokenizer='smiles')])
 def test_two_smiles_of_a_molecule_are_in_one_split(morgan, tmp_path, knobs):
-    folder = run(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out',
-                 val_fraction=.3, max_tokens=63, **knobs)
+    folder = prepared(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out',
+                      val_fraction=.3, max_tokens=63, **knobs)
     train, val = ({morgan.canonical(text) for text in texts_of(folder, split)}
                   for split in ('train', 'val'))
     assert len(val) > 5 and not train & val
-    again = run(input=tmp_path / 'a.txt', out=tmp_path / 'distinct', val_fraction=.3, max_tokens=63,
-                distinct=True, **knobs)
+    again = prepared(input=tmp_path / 'a.txt', out=tmp_path / 'distinct', val_fraction=.3,
+                     max_tokens=63, distinct=True, **knobs)
     once = texts_of(again, 'train') + texts_of(again, 'val')
     assert sorted(map(morgan.canonical, once)) == sorted(train | val), 'each is there once'
 
@@ -99,8 +98,8 @@ def test_without_rdkit_molecules_are_split_by_how_they_are_written_and_this_is_s
         monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, 'rdkit', None)
     warn_once.cache_clear()
-    run(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out', encoder='none',
-        tokenizer='smiles', val_fraction=.3)
+    prepared(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out', encoder='none',
+             tokenizer='smiles', val_fraction=.3)
     said = [line for line in capsys.readouterr().err.splitlines() if 'RDKit' in line]
     assert len(said) == 1 and 'pip install rdkit' in said[0]
 

@@ -1,14 +1,11 @@
-""" nano.py is the page that a lecture shows: it computes what model.py and loss.py compute. """
-import contextlib
-import types
-
+""" nano.py is the page that a lecture shows: it computes what model.py and diffusion.py
+compute. """
 import torch
 import torch.nn.functional as F
 
 import nano
-from diffusion import GaussianLatents, MaskedText, where_scored
+from diffusion import Batch, GaussianLatents, Loss, MaskedText, NoisyText, Noising
 from launch import run
-from loss import Loss
 from model import Model, ModelConfig
 
 V, L, D, B = 30, 12, 6, 8
@@ -70,23 +67,22 @@ def test_the_loss_and_its_gradient_are_those_of_a_training_step():
     mode, x, z, t_text, t_latent, u, e = batch()
     found = nano.loss_of(small, x, z, mode, t_text, t_latent, u, e, pad=V - 1)
 
-    # the same batch, as loss.BatchMaker makes it
+    # the same batch, as diffusion.Noising makes it
     text, latent = MaskedText(V), GaussianLatents(torch.ones(D), target='x0')
     is_causal, real = mode == nano.CAUSAL, x != V - 1
     x_t, mask = text.corrupt(x, t_text, u)
     scored = torch.where(is_causal[:, None], real, mask & (mode != nano.T2L)[:, None])
-    weight = torch.where(is_causal, 1, text.bound_weight(t_text.clamp(min=nano.t_min)))[:, None]
-    positions, targets, weight = where_scored(scored, x, weight).values()
+    weight = torch.where(is_causal, 1, text.bound_weight(t_text.clamp(min=nano.t_min)))
+    noisy = NoisyText(x_t, scored, weight[:, None].expand(B, L))
     has_latent_loss = (mode == nano.UNCONDITIONAL) | (mode == nano.T2L)
     n = int(is_causal.sum())
-    sent = dict(coefficients=None, mode=mode, t_text=t_text, t_latent=t_latent, pad=V - 1,
-                n_causal=n, x_t=x_t, positions=positions, targets=targets,
-                weight=weight, clean=z[:, None], noise=e[:, None],
-                row_weight=has_latent_loss.float(),
-                n_real=real[:B - n].sum()[None], n_real_causal=real[B - n:].sum()[None])
-    make_batch = types.SimpleNamespace(text_process=text, latent_process=latent)
-    loss_fn = Loss(model, make_batch, contextlib.nullcontext)
-    loss, _ = loss_fn(sent, ('text', 'latent'))
+    batch_of_model = Batch(
+        **noisy.fields(x), coefficients=None, mode=mode, t_text=t_text, t_latent=t_latent,
+        pad=V - 1, n_causal=n, clean=z[:, None], noise=e[:, None],
+        row_weight=has_latent_loss.float(), n_real=real[:B - n].sum()[None],
+        n_real_causal=real[B - n:].sum()[None])
+    loss_fn = Loss(model, Noising(text, latent, ('text', 'latent')))
+    loss = loss_fn(batch_of_model, ('text', 'latent')).loss
     assert torch.allclose(found, loss, rtol=1e-5)
     found.backward()
     loss.backward()

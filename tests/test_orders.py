@@ -2,7 +2,6 @@
 texts, 24 orders. """
 import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ import torch
 from diffusion import MaskedText
 from tasks import orders
 from tasks.common import Context
-from toys import (L, MASK, TEXTS, V, Toy, any_order_law, exact_bound, flat, index,
-                  optimal_denoiser, random_denoiser)
-from toys import toy_run as known_run
+from toys import (L, MASK, TEXTS, V, Toy, any_order_law, exact_bound, flat, index, net_of,
+                  optimal_denoiser, random_denoiser, toy_run)
 
 ORDERS = torch.tensor(list(itertools.permutations(range(L))))            # (24, L), of each step
 STEPS = ORDERS.argsort(1)                                                # (24, L), of each position
@@ -24,22 +22,22 @@ class ExactToy(Toy):
 
     def __init__(self, table):
         super().__init__(table)
-        self.config, self.seen = SimpleNamespace(streams=('text',)), []
+        self.seen = []
 
-    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
+    def logits_of(self, tokens, z, t_text, t_latent):
         self.seen.append(torch.stack([(tokens == MASK).sum(1) / L, t_text], 1))
-        return self.table[index(tokens)].flatten(0, 1)[positions], None
+        return self.table[index(tokens)]
 
 
-def toy_run(table, schedule='loglinear', lengths=None, eos=98, pad=99):
-    return known_run(lengths=lengths, model=ExactToy(table), text=MaskedText(V, schedule),
-                     tokenizer=SimpleNamespace(eos=eos, pad=pad))
+def run_of(table, schedule='loglinear', lengths=None, eos=98, pad=99):
+    return toy_run(net_of(ExactToy(table), text=MaskedText(V, schedule), lengths=lengths, eos=eos,
+                          pad=pad))
 
 
 def of_all_orders(table):
     """ -log p_sigma(x), (81, 24), by the code. """
     steps = STEPS.expand(len(TEXTS), -1, -1)
-    return orders.nats_of_orders(toy_run(table), TEXTS, None, 1.0, steps, 100).sum(2)
+    return orders.nats_of_orders(run_of(table), TEXTS, None, 1.0, steps, 100).sum(2)
 
 
 def by_hand(table, text, order, known=()):
@@ -80,7 +78,7 @@ def test_the_nats_of_every_order_are_the_enumerated_product_and_the_bounds_follo
 def test_the_task_estimates_the_enumerated_figures():
     table, K = random_denoiser(), 32
     nats = of_all_orders(table)
-    found = measure(toy_run(table), TEXTS, n_orders=K)
+    found = measure(run_of(table), TEXTS, n_orders=K)
     error = nats.std(1).square().mean().sqrt().item() / math.sqrt(81 * K)
     assert abs(found['nats_plain_bound'] * L - nats.mean().item()) < 4 * error
     floor = -nats.neg().exp().mean(1).log().mean().item()
@@ -107,12 +105,12 @@ def test_orders_are_drawn_uniformly_and_left_to_right_comes_first():
 def test_every_row_is_read_with_the_clock_of_its_masked_share_whatever_the_rows_of_a_call():
     found = []
     for schedule, batch in (('cosine', 64), ('loglinear', 1), ('loglinear', 10_000)):
-        run = toy_run(random_denoiser(), schedule)
+        run = run_of(random_denoiser(), schedule)
         found.append(measure(run, TEXTS[:9], n_orders=2, batch=batch))
-        share, t = torch.cat(run.model.seen).T
-        assert (run.text.masked_share(t) - share).abs().max() < 1e-6
+        share, t = torch.cat(run.net.model.seen).T
+        assert (run.net.text.masked_share(t) - share).abs().max() < 1e-6
         assert sorted(set(share.tolist())) == [.25, .5, .75, 1]
-        assert run.row_calls == 9 * (1 + 2) * L
+        assert run.net.row_calls == 9 * (1 + 2) * L
     assert found[1] == pytest.approx(found[2])
 
 
@@ -120,7 +118,7 @@ def test_known_ends_are_visible_from_the_start_and_not_scored():
     table = random_denoiser()
     # 1 is EOS, 2 is PAD: 2, 1 and no free positions
     texts = torch.tensor([[0, 0, 1, 2], [0, 1, 2, 2], [1, 2, 2, 2]])
-    run = toy_run(table, lengths=[1, 2], eos=1, pad=2)
+    run = run_of(table, lengths=[1, 2], eos=1, pad=2)
     steps = orders.draw_steps(texts, texts > 0, 5, 0)
     assert (steps[:, 0] == torch.tensor([[0, 1, -1, -1], [0, -1, -1, -1], [-1] * 4])).all()
     assert (steps[1] == steps[1, 0]).all() and set(steps[0, :, 0].tolist()) == {0, 1}

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import sys
-from types import SimpleNamespace
 from unicodedata import normalize
 
 import numpy as np
@@ -13,53 +12,17 @@ import pytest
 import torch
 
 import prepare
-from configurator import read_knobs
 from corpora import shards, splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.fitting import train_bpe
 from corpora.shards import NAMES, Chunker, token_ids
 from corpora.tokenizers import byte_tokenizer, load_tokenizer
-from data import PackedDataset
+from data import PackedDataset, read_meta
 from encoders import load_encoder
-from launch import texts_in, texts_of
-from runs import manifest
-from runs.identity import SAMPLES, check_same, of_dataset
+from launch import prepared, texts_in, texts_of
+from runs.checkpoint import SAMPLES, check_same, of_dataset
 from runs.writing import DATASET, Claim
-from test_encoders import WORDS, save_encoder
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number {i}.'
-         for i in range(150)]
-
-
-def knobs_of(**knobs):
-    """ All knobs of prepare.py, these among them. """
-    defaults = read_knobs(os.path.join(ROOT, 'prepare.py'))
-    found = {name: knob.default for name, knob in defaults.items()}
-    for name, value in knobs.items():
-        found[name] = str(value) if isinstance(value, os.PathLike) else value
-    return SimpleNamespace(**found)
-
-
-def source_of(**knobs):
-    """ What says which documents there are. """
-    return SimpleNamespace(**vars(knobs_of(**knobs)), split='train')
-
-
-def run(**knobs):
-    threads = torch.get_num_threads()
-    small = dict(vocab_size=300, encoder='lsa', encoder_dims=8, shard_size=40)
-    try:
-        prepare.prepare(knobs_of(**small | knobs))
-    finally:
-        torch.set_num_threads(threads)
-    return str(knobs['out'])
-
-
-def write_lines(path, lines=LINES):
-    path.write_text('\n'.join(lines) + '\n')
-    return path
-
+from toys import LINES, WORDS, save_encoder, write_lines
 
 def digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -70,11 +33,11 @@ def digests(folder):
 
 def test_every_document_is_in_one_split_and_the_same_one_whatever_its_neighbours(tmp_path):
     a, b = write_lines(tmp_path / 'a.txt'), write_lines(tmp_path / 'b.txt', LINES[::-2])
-    folder = run(input=a, out=tmp_path / 'a', val_fraction=.2)
+    folder = prepared(input=a, out=tmp_path / 'a', val_fraction=.2)
     train, val = texts_of(folder, 'train'), texts_of(folder, 'val')
     assert sorted(train + val) == sorted(LINES) and not set(train) & set(val)
     assert 10 < len(val) < 60
-    other = run(input=b, out=tmp_path / 'b', val_fraction=.2, max_documents=60)
+    other = prepared(input=b, out=tmp_path / 'b', val_fraction=.2, max_documents=60)
     assert set(texts_of(other, 'val')) == set(val) & set(LINES[::-2][:60])
 
 
@@ -82,19 +45,20 @@ def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(tm
     a, b = write_lines(tmp_path / 'a.txt', LINES[:30]), write_lines(tmp_path / 'b.txt', LINES[30:])
     knobs = dict(encoder='none', tokenizer='byte', max_tokens=99, input=a)
     for name, fraction, n_val in (('few', 1e-9, 1), ('most', 1 - 1e-9, 29)):
-        folder = run(out=tmp_path / name, val_fraction=fraction, **knobs)
+        folder = prepared(out=tmp_path / name, val_fraction=fraction, **knobs)
         assert len(texts_of(folder, 'val')) == n_val == 30 - len(texts_of(folder, 'train'))
         assert ('val has 1 documents, too few' in capsys.readouterr().err) == (n_val == 1)
-    folder = run(out=tmp_path / 'two', val_input=b, **knobs)
+    folder = prepared(out=tmp_path / 'two', val_input=b, **knobs)
     assert texts_of(folder, 'train') == LINES[:30] and texts_of(folder, 'val') == LINES[30:]
     with pytest.raises(ValueError, match='cannot be split.*val_input'):
-        run(out=tmp_path / 'one', **knobs | dict(input=write_lines(tmp_path / 'c.txt', LINES[:1])))
+        one_line = write_lines(tmp_path / 'c.txt', LINES[:1])
+        prepared(out=tmp_path / 'one', **knobs | dict(input=one_line))
 
 
 def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(tmp_path):
     long = [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)]
     path = write_lines(tmp_path / 'a.txt', [*long, 'unheard', 'strangers'])
-    folder = run(input=path, out=tmp_path / 'a', max_tokens=24)
+    folder = prepared(input=path, out=tmp_path / 'a', max_tokens=24)
     ds = PackedDataset(folder, 'train')
     rows = np.arange(len(ds))
     assert len(ds) > ds.meta['splits']['train']['documents'], 'several samples of a document'
@@ -113,19 +77,19 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     (tmp_path / 'bert').mkdir()
     encoder = save_encoder(tmp_path / 'bert')
     knobs = dict(input=path, encoder=encoder, encoder_dims=0, pooling='mean')
-    ds = PackedDataset(run(**knobs, out=tmp_path / 'a', normalize=True), 'train')
+    ds = PackedDataset(prepared(**knobs, out=tmp_path / 'a', normalize=True), 'train')
     assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
     counts = ds.meta['splits']['train']
     assert (counts['truncated'], counts['unknown']) == (0, 2), 'an emoji, dots'
     (tmp_path / 'bert/more.json').write_text('{}')           # another encoder now
     with pytest.raises(ValueError, match='finished dataset, and train-00000 would become another'):
-        run(**knobs, out=tmp_path / 'a', normalize=True)
+        prepared(**knobs, out=tmp_path / 'a', normalize=True)
 
     # [CLS], four words, [SEP]: shorter than the lines
     (tmp_path / 'bert/sentence_bert_config.json').write_text('{"max_seq_length": 6}')
-    found = manifest.read_meta(run(**knobs, out=tmp_path / 'c'))['splits'].values()
+    found = read_meta(prepared(**knobs, out=tmp_path / 'c'))['splits'].values()
     assert sum(split['truncated'] for split in found) == len(LINES)
-    plain = run(input=path, out=tmp_path / 'b', encoder='none', tokenizer='byte')
+    plain = prepared(input=path, out=tmp_path / 'b', encoder='none', tokenizer='byte')
     ds = PackedDataset(plain, 'train')
     assert ds.latent_shape is None and ds.meta['encoder'] is None and ds.rows([0])[1] is None
     assert not [name for name in os.listdir(plain) if 'latent' in name or 'bag' in name]
@@ -136,16 +100,16 @@ def test_max_tokens_follows_the_lengths_of_the_texts(tmp_path):
     odd = 'one text that is longer than the others'                      # 39
     path = write_lines(tmp_path / 'a.txt', [*short, odd])
     knobs = dict(encoder='none', tokenizer='byte', shard_size=400)
-    meta = manifest.read_meta(run(input=path, out=tmp_path / 'a', **knobs))
+    meta = read_meta(prepared(input=path, out=tmp_path / 'a', **knobs))
     assert meta['max_tokens'] == 15 and meta['source']['max_tokens'] is None
     assert sum(split['samples'] for split in meta['splits'].values()) > 1501
     long = write_lines(tmp_path / 'b.txt', [odd * 9] * 150 + short)
-    meta = manifest.read_meta(run(input=long, out=tmp_path / 'b', **knobs))
+    meta = read_meta(prepared(input=long, out=tmp_path / 'b', **knobs))
     assert meta['max_tokens'] == 127, 'at most'
 
     # a latent of one's own is that of a whole text
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(1501, 4)))
-    meta = manifest.read_meta(run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z',
+    meta = read_meta(prepared(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z',
                                   **knobs))
     assert meta['max_tokens'] == 39
     assert not any(split['longer_than_max_tokens'] for split in meta['splits'].values())
@@ -228,19 +192,19 @@ def test_more_shards_than_meta_json_can_hold_are_refused_before_one_is_written(t
 
 def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
-    run(input=path, out=tmp_path / 'x')
+    prepared(input=path, out=tmp_path / 'x')
     small = dict(out=tmp_path / 'y', tokenizer='byte', encoder='none', shard_size=1)
-    run(input=path, **small)
+    prepared(input=path, **small)
     for knobs, message in ((dict(max_tokens=64), 'max_tokens = None, not 64'),
                            (dict(encoding='latin-1'), "encoding = 'utf-8', not 'latin-1'"),
                            (dict(shard_size=50), 'shard_size = 40, not 50')):
         with pytest.raises(ValueError, match=f'{message}; choose another --out='):
-            run(input=path, out=tmp_path / 'x', **knobs)
+            prepared(input=path, out=tmp_path / 'x', **knobs)
     before = digests(tmp_path / 'x')
     for lines, knobs in ((LINES[:90], {}), (LINES[::-1], {}), (LINES[:-1], small)):
         write_lines(path, lines)
         with pytest.raises(ValueError, match='(tokenizer.json|-00...) would become another'):
-            run(input=path, **dict(out=tmp_path / 'x') | knobs)
+            prepared(input=path, **dict(out=tmp_path / 'x') | knobs)
         assert digests(tmp_path / 'x') == before
 
 
@@ -250,13 +214,13 @@ def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_pa
 def test_a_finished_dataset_with_a_damaged_meta_stays_as_it_is(tmp_path, damage):
     path, out = write_lines(tmp_path / 'a.txt'), tmp_path / 'x'
     small = dict(out=out, tokenizer='byte', encoder='none')
-    run(input=path, **small)
+    prepared(input=path, **small)
     (out / 'meta.json').write_text(damage((out / 'meta.json').read_text()))
     before = digests(out)
     for lines in (LINES, LINES[::-1]):
         write_lines(path, lines)
         with pytest.raises(ValueError, match='meta.json: .* damaged; delete .*x, or choose'):
-            run(input=path, **small)
+            prepared(input=path, **small)
         assert digests(out) == before
 
 
@@ -271,7 +235,7 @@ def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(tmp_path, m
         return result
     monkeypatch.setattr(prepare, moment, replaced)
     with pytest.raises(ValueError, match='x/lock was removed, moved or replaced'):
-        run(input=write_lines(tmp_path / 'a.txt'), out=out)
+        prepared(input=write_lines(tmp_path / 'a.txt'), out=out)
     assert os.listdir(out) == ['lock']
 
 
@@ -286,7 +250,7 @@ def test_documents_that_change_while_they_are_read_make_no_dataset(tmp_path, mon
         return train_bpe(*args)
     monkeypatch.setattr(prepare, 'train_bpe', fit)
     with pytest.raises(ValueError, match='not those that were read first'):
-        run(**knobs)
+        prepared(**knobs)
     assert not (tmp_path / 'out/meta.json').exists()
 
 
@@ -294,11 +258,11 @@ def test_documents_that_change_while_they_are_read_make_no_dataset(tmp_path, mon
     dict(), dict(tokenizer='byte', encoder='none'), dict(max_tokens=9)])
 def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_path, capsys, knobs):
     lines = write_lines(tmp_path / 'a.txt')
-    first = PackedDataset(run(input=lines, out=tmp_path / 'a', **knobs), 'train')
+    first = PackedDataset(prepared(input=lines, out=tmp_path / 'a', **knobs), 'train')
     more = [*LINES[40:80], *(f'{line} again' for line in LINES[:20])]
     like = dict(input=write_lines(tmp_path / 'b.txt', more), same_as=tmp_path / 'a',
                 out=tmp_path / 'b')
-    second = PackedDataset(run(**like), 'train')
+    second = PackedDataset(prepared(**like), 'train')
     check_same('b', of_dataset(second.meta), of_dataset(first.meta), but=SAMPLES)
     assert first.meta['max_tokens'] == second.meta['max_tokens']
     assert second.meta['source']['same_as'] == 'a' and str(tmp_path) not in json.dumps(second.meta)
@@ -316,7 +280,7 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_pat
     # the same command finds all of it there
     before = digests(tmp_path / 'b')
     capsys.readouterr()
-    run(**like)
+    prepared(**like)
     n_shards = sum(len(split['shards']) for split in second.meta['splits'].values())
     assert capsys.readouterr().out.count('there already') == n_shards
     assert digests(tmp_path / 'b') == before
@@ -343,14 +307,14 @@ def test_a_failed_command_leaves_no_empty_folder_but_one_that_was_there(tmp_path
         expected = KeyboardInterrupt
     before = {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')}
     with pytest.raises(expected):
-        run(**knobs)
+        prepared(**knobs)
     assert {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')} == before
 
 
 def test_a_failed_command_keeps_what_it_has_written(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, 'finish', lambda *args: {}['nothing'])
     with pytest.raises(KeyError):
-        run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'data/new')
+        prepared(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'data/new')
     assert (tmp_path / 'data/new/tokenizer.json').is_file()
 
 # -----------------------------------------------------------------------------
@@ -395,12 +359,12 @@ def test_two_spellings_of_a_text_are_in_one_split_and_one_of_them_where_texts_ar
     both = [normalize(form, text) for text in ACCENTS for form in ('NFC', 'NFD')]
     path = write_lines(tmp_path / 'a.txt', both)
     byte = dict(input=path, tokenizer='byte', encoder='none', val_fraction=.3)
-    folder = run(**byte, out=tmp_path / 'out')
+    folder = prepared(**byte, out=tmp_path / 'out')
     texts = {split: texts_of(folder, split) for split in ('train', 'val')}
     assert sorted(texts['train'] + texts['val']) == sorted(both), 'as they are written'
     train, val = ({normalize('NFC', text) for text in texts[split]} for split in texts)
     assert val and not train & val
-    folder = run(**byte, out=tmp_path / 'distinct', distinct=True)
+    folder = prepared(**byte, out=tmp_path / 'distinct', distinct=True)
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(both[::2])
 
 
@@ -409,9 +373,9 @@ def test_what_is_known_of_val_input_is_counted_over_all_of_the_input(tmp_path, m
     write_lines(tmp_path / 'a.txt', [*LINES, *ACCENTS])
     known = [*LINES[:20], *(normalize('NFD', text) for text in ACCENTS)]
     write_lines(tmp_path / 'b.txt', [*known, *(f'new {text}' for text in LINES)])
-    folder = run(input=tmp_path / 'a.txt', val_input=tmp_path / 'b.txt', tokenizer='byte',
-                 encoder='none', out=tmp_path / 'out')
-    assert manifest.read_meta(folder)['counts']['val_input']['known'] == len(known) == 56
+    folder = prepared(input=tmp_path / 'a.txt', val_input=tmp_path / 'b.txt', tokenizer='byte',
+                      encoder='none', out=tmp_path / 'out')
+    assert read_meta(folder)['counts']['val_input']['known'] == len(known) == 56
     said = capsys.readouterr()
     assert '56 of 206 documents of val_input are in the input, too' in said.err
     assert '56 also in the input' in said.out

@@ -5,17 +5,16 @@ import numpy as np
 import pytest
 import torch
 
-from corpora.encoder_table import find_encoder
-from data import PackedDataset, lengths
+from encoders import find_encoder
 from corpora.tokenizers import RESIDUES
-from diffusion import MaskedText, is_end, uniforms
+from data import Loader, PackedDataset, lengths
+from diffusion import MaskedText, Noising, is_end, mode_shares
 from launch import TINY, measured, run, run_each, texts_in
-from loss import BatchMaker
-from runs.stages import read_stages
-from samplers import SAMPLERS
+from noise import uniforms
 from sampling.knobs import SamplingKnobs
 from sampling.run import Run
 from sampling.writing import blank, write
+from toys import FILL_MASKS
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
 
@@ -47,10 +46,12 @@ def trained(proteins, tmp_path_factory):
     return out
 
 
-def batches_of(data, text=None, **knobs):
-    stage, = read_stages('unconditional', '', ('text',), 9, data.seq_len)
-    text = text or MaskedText(data.vocab_size)
-    return BatchMaker(text, None, ('text',), 0, .1, 1e-3, **knobs), stage
+def batch_of(data, n, step=0, L=24, text=None, **knobs):
+    """ A Batch of n rows of a step, and the rows of the dataset. """
+    loader = Loader(data, seed=0, micro_batch=n)
+    noisy = Noising(text or MaskedText(data.vocab_size), None, ('text',), **knobs)
+    batch = noisy(loader.clean_rows(step, 0, L), mode_shares('unconditional'), data)
+    return batch, loader.rows_of(step, 0, 0)[1]
 
 
 def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
@@ -71,29 +72,25 @@ def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
 
 def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(proteins):
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
-    make_batch, stage = batches_of(data, predict_length=False)
-    rows = np.arange(64)
     for step in range(4):
-        b = make_batch(data, rows, step, 0, stage)
-        scored = b['weight'] > 0
+        b, rows = batch_of(data, 64, step, predict_length=False)
+        scored = b.weight > 0
         u = uniforms(0, step, 'crop', 0, 64, 1)[:, 0]
         ends = is_end(data.rows(rows, u)[0], data)
         assert scored.sum() > 100 and ends.any()
-        assert not ends.flatten()[b['positions'][scored]].any()
-        assert (is_end(b['x_t'], data) == ends).all(), 'a masked end'
+        assert not ends.flatten()[b.positions[scored]].any()
+        assert (is_end(b.x_t, data) == ends).all(), 'a masked end'
 
     # of a length_schedule: crops of that, from anywhere
-    stage.seq_len = 10
-    short = make_batch(data, rows, 0, 0, stage)['x_t']
+    short, rows = batch_of(data, 64, L=10, predict_length=False)
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
-    seen = short != make_batch.text_process.mask_id
-    assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen])
+    seen = short.x_t != data.vocab_size
+    assert short.x_t.shape == (64, 10) and torch.equal(short.x_t[seen], expected[seen])
     assert not torch.equal(expected, data.rows(rows)[0][:, :10])
 
     # the control: else they are scored
-    stage.seq_len = 24
-    other = batches_of(data)[0](data, rows, 0, 0, stage)
-    assert is_end(other['targets'][other['weight'] > 0], data).any()
+    other, _ = batch_of(data, 64)
+    assert is_end(other.targets[other.weight > 0], data).any()
 
 
 @pytest.mark.parametrize('which, law', [('bound', lambda t: 1 / t), ('uniform', torch.ones_like),
@@ -101,25 +98,24 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
 def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(proteins, which, law):
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
     text = MaskedText(data.vocab_size, loss_weight=which)
-    make_batch, stage = batches_of(data, text, predict_length=False)
-    b = make_batch(data, np.arange(16), 0, 0, stage)
-    scored = b['weight'] > 0
-    t = b['t_text'][b['positions'][scored] // 24]
-    assert torch.allclose(b['weight'][scored] * 16 * 24, law(t), rtol=1e-4)
+    b, _ = batch_of(data, 16, text=text, predict_length=False)
+    scored = b.weight > 0
+    t = b.t_text[b.positions[scored] // 24]
+    assert torch.allclose(b.weight[scored] * 16 * 24, law(t), rtol=1e-4)
 
 
-@pytest.mark.parametrize('sampler', SAMPLERS)
+@pytest.mark.parametrize('sampler', FILL_MASKS)
 def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(trained,
                                                                                    sampler):
     loaded = Run(str(trained), 'latest', dtype='float32')
     g = torch.Generator().manual_seed(0)
-    head = loaded.model.text_head.weight
+    head = loaded.net.model.text_head.weight
     with torch.no_grad():                          # a network that wants every other symbol
         head.zero_()
         head[20:] = 3 * torch.randn(*head[20:].shape, generator=g)
     for length in (1, 13, 24):
         knobs = SamplingKnobs(sampler=sampler, steps=9, length=length)
-        tokens = write(loaded, *blank(loaded, 6, knobs), None, knobs)
+        tokens = write(loaded.net, *blank(loaded.net, 6, knobs), None, knobs)
         for row in tokens.tolist():
             text = loaded.tokenizer.decode(row)
             assert len(text) == length and set(text) <= STANDARD
@@ -129,11 +125,11 @@ def test_lengths_are_drawn_from_the_training_sequences_and_residues_at_random(tr
     loaded = Run(str(trained), 'latest', dtype='float32')
     two = loaded.sample_text(2, length=12)
     assert two[0] != two[1], 'ends that are given are no condition'
-    drawn = blank(loaded, 400, SamplingKnobs(seed=1))[1].logical_not().sum(1)
-    quantiles = np.array(loaded.lengths)
+    drawn = blank(loaded.net, 400, SamplingKnobs(seed=1))[1].logical_not().sum(1)
+    quantiles = np.array(loaded.net.lengths)
     assert drawn.min() >= quantiles[0] and drawn.max() <= 24
     assert abs(drawn.double().mean() - quantiles.mean()) < 1.5
-    few = blank(loaded, 3, SamplingKnobs(seed=1))[1].logical_not().sum(1)
+    few = blank(loaded.net, 3, SamplingKnobs(seed=1))[1].logical_not().sum(1)
     assert few.equal(drawn[:3]) and loaded.sample_text(1) == loaded.sample_text(3)[:1]
 
 

@@ -10,12 +10,12 @@ from launch import ROOT, run, run_code, train
 from runs.console import shown as as_shown
 from runs.export import export as write_export, results_of
 from runs.files import read_sealed
-from runs.identity import of_dataset
+from runs.checkpoint import of_dataset
 from data import read_meta
 from runs.results import read_results, write_results
 from runs.writing import sealed
 from sampling.run import Run
-from test_encoders import WORDS, save_encoder
+from toys import WORDS, save_encoder
 
 TEXT = 'a red dog runs near the park number 3'
 
@@ -240,7 +240,7 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled(loaded):
 
 def test_a_text_that_is_longer_when_it_is_read_again_is_scored_without_its_end(loaded, capsys):
     tokens = loaded.pack([TEXT * 9], cut=True)
-    assert loaded.nats([TEXT * 9]).equal(loaded.nats(tokens)) and tokens.shape == (1, loaded.L)
+    assert loaded.nats([TEXT * 9]).equal(loaded.nats(tokens)) and tokens.shape == (1, loaded.net.L)
     assert '1 of 1 texts have more tokens than' in capsys.readouterr().err
     with pytest.raises(ValueError, match='reads at most'):
         loaded.embed([TEXT * 9])

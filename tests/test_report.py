@@ -81,7 +81,7 @@ def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages,
         row = int(one['title'][0]) - 1
         sampler = 'autoregressive' if 'auto' in one['title'] else 'confidence'
         z = run.stats.standardise(raw[:3])
-        tokens = l2t(run, z, sampler=sampler, steps=run.L)[row].tolist()
+        tokens = l2t(run.net, z, sampler=sampler, steps=run.net.L)[row].tolist()
         start, *steps = one['steps']
         assert one['source'] == texts[row]
         assert all('m' in kinds and number == -1 for _, kinds, number in start)
@@ -89,7 +89,7 @@ def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages,
         assert [cell[0] in ('EOS', 'PAD') for cell in steps[-1]] == is_end
 
         # each token is new in one step, which wrote the likeliest one: both are greedy here
-        for i in range(run.L):
+        for i in range(run.net.L):
             k, = [k for k, step in enumerate(steps) if 'n' in step[i][1]]
             numbers = {step[i][2] for step in steps[k:]}
             assert len(numbers) == 1, 'of a token, what was said in the step that wrote it'

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion import GaussianLatents, MaskedText
 from sampling.knobs import SamplingKnobs
-from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by
 from tasks import edit, infill
 from tasks.common import Context
-from test_causal import network
-from toys import toy_run
+from toys import net_of, random_network, toy_run
 
 V, L, EOS, PAD = 11, 8, 9, 10
 
@@ -26,11 +23,10 @@ def decode(ids):
 def run():
     """ A random network that writes both ways, whose tokens depend on the latent and on each
     other. """
-    model = network(V, L, shortcut=True)
+    model = random_network(V, L, shortcut=True)
     torch.nn.init.normal_(model.embed.weight, std=10.)
-    return toy_run('l2t+causal', model=model, text=MaskedText(V), next_token=LeftToRight(V, EOS),
-                   L=L, banned=torch.tensor([3]), latent=GaussianLatents(torch.ones(6)),
-                   tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=decode))
+    net = net_of(model, 'l2t+causal', eos=EOS, pad=PAD, banned=[3])
+    return toy_run(net, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=decode))
 
 
 def context():
@@ -52,7 +48,7 @@ def test_gaps_are_a_share_of_each_text_and_their_rival_is_8_beams_from_the_same_
 
     def accuracy(K, z):
         gaps = torch.where(masked, V, ctx.tokens)
-        found = infill.left_to_right(run, gaps, masked, z, K)
+        found = infill.left_to_right(run.net, gaps, masked, z, K)
         n_right = ((found == ctx.tokens) & masked).sum(1)
         return 100 * (n_right / masked.sum(1)).mean().item()
     figures = infill.measure(run, ctx)
@@ -68,11 +64,11 @@ def test_an_edit_changes_what_loses_and_its_rival_is_8_beams_from_the_new_latent
     asked = SimpleNamespace(texts=ctx.texts, tokens=ctx.tokens, raw_now=ctx.raw, raw=z,
                             raw_wanted=z, old=ctx.texts, new=ctx.texts)
     ctx.knobs['strength'] = .6
-    masked = changed_by(run, ctx.tokens, ctx.raw, z, SamplingKnobs(strength=.6))
+    masked = changed_by(run.net, ctx.tokens, ctx.raw, z, SamplingKnobs(strength=.6))
     gaps = torch.where(masked, V, ctx.tokens)
-    nothing = changed_by(run, ctx.tokens, ctx.raw, ctx.raw, SamplingKnobs())
+    nothing = changed_by(run.net, ctx.tokens, ctx.raw, ctx.raw, SamplingKnobs())
     assert nothing.equal((torch.arange(L) == 0).expand(60, L)), 'both read the same half'
-    texts, weaker, of_old = (run.decode(infill.left_to_right(run, gaps, masked, latents, K))
+    texts, weaker, of_old = (run.decode(infill.left_to_right(run.net, gaps, masked, latents, K))
                              for latents, K in ((z, 8), (z, 1), (ctx.raw, 8)))
     assert texts != weaker and texts != of_old, 'the test would see nothing'
 

@@ -9,27 +9,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import evaluate
 import samplers
 from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
+from noise import Noise, rows_of
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback, nucleus_filter
 from sampling import drafts
-from sampling.inputs import pack, read_latents, read_texts
 from sampling.denoise import guided_logits
+from sampling.inputs import pack, read_latents, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
-from sampling.left_to_right import LeftToRight
-from noise import Noise, rows_of
-from sampling.run import DIRECTIONS
+from sampling.run import NEEDS
 from sampling.solvers import SOLVERS
 from sampling.writing import write
-from toys import (EOS, L, MASK, PAD, STATES, V, Known, Network, Toy, any_order_law, chain_law,
-                  chi_square_z, index, l2t, optimal_denoiser, random_denoiser, release_chain,
-                  toy_run)
+from tasks import TASKS
+from toys import (EOS, FILL_MASKS, L, MASK, PAD, STATES, V, Known, Network, Toy, any_order_law,
+                  as_v, chain_law, chi_square_z, index, l2t, net_of, optimal_denoiser,
+                  random_denoiser, release_chain, toy_run)
 
 N = 60_000
 
@@ -47,7 +46,7 @@ def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='log
         if calls is not None:
             calls.append(len(x))
         return toy(x, None, t, None, positions)[0]
-    sampler = partial(SAMPLERS[name], **knobs)
+    sampler = partial(SAMPLERS[name].function, **knobs)
     sampler = in_blocks(sampler, block) if block else sampler
     propose = make_propose(temperature, nucleus)
     return sampler(denoise, propose, MaskedText(V, schedule), tokens, given, steps, noise,
@@ -169,7 +168,7 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed():
 # ---- what all share
 
 @pytest.mark.parametrize('block', [0, 3])
-@pytest.mark.parametrize('name', SAMPLERS)
+@pytest.mark.parametrize('name', FILL_MASKS)
 def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
     tokens = STATES.repeat(4, 1)
     given = tokens != MASK
@@ -187,7 +186,7 @@ def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
 
 
 @pytest.mark.parametrize('block', [0, 3])
-@pytest.mark.parametrize('name', SAMPLERS)
+@pytest.mark.parametrize('name', FILL_MASKS)
 def test_a_row_is_written_the_same_alone_and_beside_any_others(name, block):
     """ Whatever is known of the others, in whatever order they stand. """
     rng = torch.Generator().manual_seed(0)
@@ -206,7 +205,7 @@ def test_a_row_is_written_the_same_alone_and_beside_any_others(name, block):
         assert not torch.equal(together[order.argsort()][0:10:2], together[order.argsort()][1:10:2])
 
 
-@pytest.mark.parametrize('name', SAMPLERS)
+@pytest.mark.parametrize('name', FILL_MASKS)
 def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
     """ With tokens given (and always for first_hitting and confidence) the t with M(t) =
     n_masked / L per row; else the schedule's t. """
@@ -220,8 +219,10 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
             def denoise(x, t, positions, rows=None):
                 seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
                 return torch.zeros(len(positions), V)
-            SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
-                           tokens != MASK, 4, Noise(0, rows_of(6)))
+            def written():
+                SAMPLERS[name].function(denoise, lambda logits, u: logits.argmax(-1), text, tokens,
+                                        tokens != MASK, 4, Noise(0, rows_of(6)))
+            written()
             by_share = given_first or name in ('first_hitting', 'confidence')
             if by_share:
                 for x, t in seen:
@@ -235,8 +236,7 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
                 clocks = [t[1:] for x, t in seen if len(x) == 6]
                 tokens[0, 0] = 1
                 seen.clear()
-                SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
-                               tokens != MASK, 4, Noise(0, rows_of(6)))
+                written()
                 now = [t[1:] for x, t in seen if len(x) == 6]
                 assert name == 'cached' or len(now) == len(clocks) > 0
                 assert all(torch.equal(a, b) for a, b in zip(now, clocks))
@@ -288,8 +288,8 @@ def test_no_draw_takes_an_impossible_token_whatever_the_numbers_are():
             assert (p.gather(1, x[:, None]) > 0).all(), (V, u)
 
 
-PROCESSES = {**dict.fromkeys(SAMPLERS, MaskedText(V)), 'autoregressive': LeftToRight(V, EOS),
-             'gidd': GIDD(V, .2), 'hdlm': HDLM(V, torch.tensor([0, 1, 0]), xi=.9)}
+PROCESSES = {**dict.fromkeys(SAMPLERS, MaskedText(V)), 'gidd': GIDD(V, .2),
+             'hdlm': HDLM(V, torch.tensor([0, 1, 0]), xi=.9)}
 
 
 @pytest.mark.parametrize('name', PROCESSES)
@@ -297,7 +297,7 @@ def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
     """ No NaN takes the first id, nothing stays masked, and a temperature next to 0 writes the
     likeliest text. """
     process, n = PROCESSES[name], 6
-    sampler = SAMPLERS.get(name) or next(iter(process.samplers.values()))
+    sampler = (process.samplers or SAMPLERS).get(name) or process.samplers['ancestral']
     conditional, null = 20 * random_denoiser(0).float(), random_denoiser(1).float()
 
     def written(guidance=1., temperature=0., nucleus=1., **knobs):
@@ -308,8 +308,8 @@ def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
             banned = torch.where(positions % 2 == 0, 0, EOS)   # the first id, or an end
             return logits.scatter(1, banned[:, None], -torch.inf)
         tokens = torch.full((n, L), MASK)
-        text = sampler(denoise, make_propose(temperature, nucleus), process, tokens, tokens < 0, 3,
-                       Noise(0, rows_of(n)), ends=(EOS, PAD), **knobs)
+        text = sampler.function(denoise, make_propose(temperature, nucleus), process, tokens,
+                                tokens < 0, 3, Noise(0, rows_of(n)), ends=(EOS, PAD), **knobs)
         assert (text < V).all(), 'a MASK is left'
         assert (text[:, ::2] != 0).all() and (text[:, 1::2] != EOS).all()
         return text
@@ -343,13 +343,13 @@ def test_text_guidance_1_and_0_are_the_two_models_and_between_is_their_mixture()
     conditional = torch.tensor([1., 0., 2.]).log_softmax(0)
     null = torch.tensor([0., 3., 0.]).log_softmax(0)
     for g, calls in ((1.0, 1), (0.0, 1), (2.0, 2), (.5, 2)):
-        run = toy_run()
-        ids = l2t(run, torch.zeros(20_000, 1, 2), guidance=g, sampler='first_hitting', steps=1,
-                     sample_batch=20_000)
+        net = net_of()
+        ids = l2t(net, torch.zeros(20_000, 1, 2), guidance=g, sampler='first_hitting', steps=1,
+                  sample_batch=20_000)
         share = torch.bincount(ids.flatten(), minlength=3) / ids.numel()
         expected = (g * conditional + (1 - g) * null).softmax(0)
         assert (share - expected).abs().max() < 5 * math.sqrt(.25 / ids.numel()), g
-        assert run.row_calls == 20_000 * calls
+        assert net.row_calls == 20_000 * calls
 
 
 @pytest.mark.parametrize('solver', SOLVERS)
@@ -357,62 +357,54 @@ def test_text_guidance_1_and_0_are_the_two_models_and_between_is_their_mixture()
     (1.0, [0., 2., 1.], {0.}), (0.0, [-1., -1., -1.], {1.}), (2.0, [1., 5., 3.], {0., 1.})])
 def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_both_predictions(
         solver, g, expected, clocks):
-    run, tokens = toy_run(), torch.tensor([[0, 1, 2, 2], [2, 1, 2, 2], [1, 1, 2, 2]])
-    z = make_latents(run, tokens, 3, SamplingKnobs(solver=solver, latent_steps=6, guidance=g))
+    net, tokens = net_of(), torch.tensor([[0, 1, 2, 2], [2, 1, 2, 2], [1, 1, 2, 2]])
+    z = make_latents(net, tokens, 3, SamplingKnobs(solver=solver, latent_steps=6, guidance=g))
     assert torch.allclose(z, torch.tensor(expected)[:, None, None].expand(3, 1, 2), atol=1e-5)
-    assert {t for t, _ in run.model.clocks} == clocks
-    times = {t for _, t in run.model.clocks}
+    assert {t for t, _ in net.model.clocks} == clocks
+    times = {t for _, t in net.model.clocks}
     assert max(times) == 1 and len(times) == 6 and min(times) > 0, 'no call at t = 0'
 
 
 def test_both_from_noise_are_a_plan_its_likeliest_text_and_the_latent_of_that():
     class Plans(Known):
         """ Draws -1 or 1 as a latent of no text, and writes 0 or 1 from it. """
-        def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text',)):
+        def logits_of(self, tokens, z, t_text, t_latent):
             logits = 9 * torch.stack([z[:, 0, 0] < 0, z[:, 0, 0] > 0, z[:, 0, 0] > 9], 1).float()
+            return logits[:, None].expand(-1, L, -1)
+
+        def latents_of(self, tokens, z, t_text, t_latent):
             plan = torch.where(t_text == 1, z[:, 0, 0].sign(), 5. + tokens[:, 0])
-            a, s = (x[:, None, None] for x in self.latent.alpha_sigma(t_latent))
-            out = (a * z - plan[:, None, None].expand(z.shape)) / s
-            return logits.repeat_interleave(L, 0)[positions], out
-    run = toy_run(model=Plans())
-    tokens, z = write_both(run, 40, SamplingKnobs(seed=3))
-    plan = make_latents(run, None, 40, SamplingKnobs(seed=3, solver='ancestral'))
+            return as_v(z, plan[:, None, None].expand(z.shape), t_latent)
+    net = net_of(Plans())
+    tokens, z = write_both(toy_run(net), 40, SamplingKnobs(seed=3))
+    plan = make_latents(net, None, 40, SamplingKnobs(seed=3, solver='ancestral'))
     assert torch.equal(tokens, torch.where(plan[:, 0, :1] > 0, 1, 0).expand(40, L))
     assert torch.allclose(z, 5. + tokens[:, :1, None]) and 0 < tokens.float().mean() < 1
 
 
-def network_that_reads(logits_of):
-    """ A Known whose text logits (B, L, V) are a function of tokens and latents. """
-    def forward(tokens, z, t_text, t_latent, positions, predict):
-        return logits_of(tokens, z).flatten(0, 1)[positions], None
-    model = Network(forward)
-    model.config = Known()
-    return model
-
-
-@pytest.mark.parametrize('name', SAMPLERS)
+@pytest.mark.parametrize('name', FILL_MASKS)
 def test_each_row_is_written_from_its_own_latent(name):
-    model = network_that_reads(lambda tokens, z: 50. * torch.nn.functional.one_hot(
-        z[:, 0, 0].long(), 3).float()[:, None].expand(-1, L, 3))
+    def logits_of(tokens, z, t_text, t_latent):
+        return 50. * F.one_hot(z[:, 0, 0].long(), 3).float()[:, None].expand(-1, L, 3)
     ids = torch.arange(30) % 3
     z = ids[:, None, None].float().expand(30, 1, 2)
-    assert (l2t(toy_run(model=model), z, sampler=name, steps=9, sample_batch=16)
-            == ids[:, None]).all()
+    written = l2t(net_of(Network(logits_of)), z, sampler=name, steps=9, sample_batch=16)
+    assert (written == ids[:, None]).all()
 
 
 @pytest.mark.parametrize('lengths', [None, (2, 2)])
 def test_an_edit_writes_anew_where_the_other_latent_wants_another_token(lengths):
-    def logits_of(tokens, z):
+    def logits_of(tokens, z, t_text, t_latent):
         logits = torch.zeros(*tokens.shape, 5)
         logits[:, :, 3] = 9                                  # an EOS, which an edit does not write,
         logits[:, :, 0] = 4                                  # everywhere 0, whatever z says,
-        logits[:, 2] = 4 * torch.nn.functional.one_hot(z[:, 0, 0].long(), 5)     # but at 2 what z
+        logits[:, 2] = 4 * F.one_hot(z[:, 0, 0].long(), 5)   # but at 2 what z
         return logits
     def encoder(texts):
         return torch.zeros(len(texts), 1, 2)
     encoder.remark = lambda text: ''
-    run = toy_run(model=network_that_reads(logits_of), text=MaskedText(5), lengths=lengths,
-                  encoder=encoder)
+    net = net_of(Network(logits_of, vocab_size=5), eos=3, pad=4, lengths=lengths)
+    run = toy_run(net, encoder=encoder)
     run.tokenizer = SimpleNamespace(eos=3, pad=4, kind='bpe',
                                     encode=lambda text: [int(c) for c in text],
                                     decode=lambda ids: ''.join(str(i) for i in ids if i < 3))
@@ -428,15 +420,15 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token(lengths)
 
 
 def test_a_text_and_its_gaps_are_kept_and_no_EOS_or_PAD_is_written_inside():
-    run, n = toy_run(), 500
+    net, n = net_of(), 500
     tokens = torch.tensor([[0, MASK, MASK, EOS]]).repeat(n, 1)
-    for name in SAMPLERS:
+    for name in FILL_MASKS:
         for block in (0, 2):
             knobs = SamplingKnobs(sampler=name, temperature=1.0, block_size=block, steps=3)
-            ids = write(run, tokens, tokens != MASK, torch.zeros(n, 1, 2), knobs,
+            ids = write(net, tokens, tokens != MASK, torch.zeros(n, 1, 2), knobs,
                         inner=tokens == MASK)
             assert (ids == torch.tensor([0, 0, 0, EOS])).all(), 'of three ids two are EOS and PAD'
-    free = write(run, tokens, tokens != MASK, None, SamplingKnobs(sampler='ancestral'))
+    free = write(net, tokens, tokens != MASK, None, SamplingKnobs(sampler='ancestral'))
     assert (free[:, 1:3] == EOS).double().mean() > .8, 'the null model speaks, which likes EOS'
 
 
@@ -446,7 +438,7 @@ def test_drafts_correct_their_aim_by_what_the_nearest_have_missed_and_a_hit_ends
     aims, texts, keys = [], [], []                         # of each round
     raw = torch.tensor([[[3., 0]], [[0., 3]], [[-3., -3]], [[9., 9]]])
 
-    def writes(run, tokens, known_mask, z, knobs, rows, **more):
+    def writes(net, tokens, known_mask, z, knobs, rows, **more):
         u = Noise(knobs.seed, rows).uniforms('token', 2).float()
         errs = torch.where(z[:, :, :1] < -2, 0., 1 + u.view(z.shape))
         aims.append(z)
@@ -454,7 +446,7 @@ def test_drafts_correct_their_aim_by_what_the_nearest_have_missed_and_a_hit_ends
         keys.append(torch.from_numpy(rows))
         return texts[-1]
     monkeypatch.setattr(drafts, 'write', writes)
-    monkeypatch.setattr(drafts, 'tidied', lambda run, tokens: tokens)
+    monkeypatch.setattr(drafts, 'tidied', lambda net, tokens: tokens)
     def encoder(texts):
         e = torch.tensor([eval(text) for text in texts])
         return torch.where(e.sum(2, keepdim=True) > 9, 0., e)
@@ -510,10 +502,10 @@ CAN = {  # streams, process, mode: the directions, the tasks
 
 
 def measures(task, run):
-    if task.NEEDS.missing(run):
+    if task.needs.missing(run.net):
         return False
     try:
-        if hasattr(task, 'prepare'):
+        if task.prepare:
             task.prepare(run, dict(sts='', classes='', scorer='', damage=''))
     except ValueError as error:
         return not str(error).startswith(run.out_dir)                    # or a knob is missing
@@ -522,15 +514,15 @@ def measures(task, run):
 
 @pytest.mark.parametrize('streams, process, mode', CAN)
 def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, process, mode):
-    text = dict(masked=MaskedText(9), gidd=GIDD(9))[process]
-    run = toy_run(out_dir='R', streams=tuple(streams.split()), text=text, mode=mode)
+    text = dict(masked=MaskedText(V), gidd=GIDD(V))[process]
+    net = net_of(Known(streams=streams.split()), mode, text)
+    run = toy_run(net, out_dir='R')
     run.meta = dict(encoder={'id': 'lsa'}, source=dict(image_size=8))
     drawn, measured = CAN[streams, process, mode]
-    assert {name for name in DIRECTIONS if run.can(name)} == drawn
-    tasks = evaluate.all_tasks()
-    assert {name for name, task in tasks.items() if measures(task, run)} == measured
+    assert {name for name in NEEDS if run.can(name)} == drawn
+    assert {name for name, task in TASKS.items() if measures(task, run)} == measured
     run.meta = dict(encoder=None, source=None)
-    now = {name for name, task in tasks.items() if measures(task, run)}
+    now = {name for name, task in TASKS.items() if measures(task, run)}
     assert now == measured - {'sts', 'edit', 'image'}, 'without encoder and pictures'
 
 

@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 
 from corpora import hub, patches, readers, sources, splits
-from corpora.encoder_table import find_encoder
+from encoders import find_encoder
 from corpora.layouts import export
-from corpora.patches import image_patches
+from corpora.images import image_patches
 from corpora.sources import documents
 from corpora.tokenizers import RESIDUES, load_tokenizer
-from data import PackedDataset
-from launch import texts_of
-from runs import manifest
-from test_encoders import save_encoder
-from test_prepare import LINES, WORDS, run, source_of, write_lines
+from data import PackedDataset, read_meta
+from launch import prepared, source_of, texts_of
+from toys import LINES, WORDS, save_encoder, write_lines
 
 
 def read_all(**knobs):
@@ -151,7 +149,7 @@ FASTQ = b'@read 1\nACGTACGT\n+\nIIIIIIII\n'
 def test_what_cannot_be_read_stops_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f'{name}.*{message}'):
-        run(input=tmp_path / name, out=tmp_path / 'out')
+        prepared(input=tmp_path / name, out=tmp_path / 'out')
 
 
 def test_other_encodings_are_read_and_what_is_not_of_them_is_replaced_and_counted(tmp_path):
@@ -286,8 +284,8 @@ def test_documents_that_would_not_fit_into_memory_together_stop_at_once(tmp_path
     knobs = dict(encoder='none', tokenizer='byte', input=path, val_fraction=.2)
     monkeypatch.setattr(splits, 'MOST_MEMORY', 20_000)
     with pytest.raises(ValueError, match='documents of one shard take .*--shard_size=10'):
-        run(out=tmp_path / 'a', **knobs)
-    run(out=tmp_path / 'b', **knobs | dict(shard_size=9))
+        prepared(out=tmp_path / 'a', **knobs)
+    prepared(out=tmp_path / 'b', **knobs | dict(shard_size=9))
 
     # nor does the sample that is fitted on; it is the same in any order
     def sample(**more):
@@ -318,7 +316,7 @@ def test_two_stars_go_through_all_folders_and_a_comma_may_belong_to_a_name(tmp_p
     found, _ = read_all(input='a, b', latents_from='a, b/z.npy')
     assert [document.latent()[0, 0] for document in found] == [0, 2, 4, 6]
     knobs = dict(encoder='none', tokenizer='byte', input='a, b/top.txt,a, b/c/d/x.md')
-    meta = manifest.read_meta(run(val_input='a, b/c/middle.txt', out=tmp_path / 'out', **knobs))
+    meta = read_meta(prepared(val_input='a, b/c/middle.txt', out=tmp_path / 'out', **knobs))
     assert meta['source']['input'] == ['top.txt', 'x.md']
     with pytest.raises(ValueError, match=r'a, b/\*\*/\*.csv: no such file|a: no such file'):
         texts('a, b/**/*.csv')
@@ -330,11 +328,11 @@ def test_files_of_a_folder_that_are_passed_over_are_counted_by_their_endings(tmp
     write_lines(folder / 'a.txt')
     for name in ('b.json', 'sub/c.JSON', 'd', 'e.txt.xz', 'f.text', '.hidden', 'sub/.also.txt'):
         (folder / name).write_text('not taken\n')
-    out = run(input=folder, encoder='none', tokenizer='byte', out=tmp_path / 'out')
+    out = prepared(input=folder, encoder='none', tokenizer='byte', out=tmp_path / 'out')
     said = '5 files passed over: 2 .json'
     printed = capsys.readouterr()
     assert said in printed.err and said in printed.out and '1 without an ending' in printed.err
-    counts = manifest.read_meta(out)['counts']['input']
+    counts = read_meta(out)['counts']['input']
     assert counts['passed over .json'] == 2 and counts['passed over .txt.xz'] == 1
     os.remove(folder / 'a.txt')
     with pytest.raises(ValueError, match='in: 5 files passed over: 2 .json.*expected one ending'):
@@ -413,9 +411,9 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
         (tmp_path / f'hub/{split}.jsonl').write_text(records)
     monkeypatch.setitem(hub.HUB, 'tiny', dict(path=str(tmp_path / 'hub'), val='validation'))
     knobs = dict(hub_dataset='tiny', field='body', encoder='none', hub_revision='main')
-    folder = run(**knobs, out=tmp_path / 'out')
+    folder = prepared(**knobs, out=tmp_path / 'out')
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
-    meta = manifest.read_meta(folder)
+    meta = read_meta(folder)
     assert meta['source']['hub_revision'] == 'main' and str(tmp_path) not in json.dumps(meta)
     with pytest.raises(ValueError, match="no text in field 'text', found .*body"):
         read_all(hub_dataset='tiny')
@@ -464,19 +462,19 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     records = ''.join(f'>{i}\n{s}\n' for i, s in enumerate([*sequences, *sequences[:7]]))
     (path := tmp_path / 'a.fasta').write_text(records)
     knobs = dict(input=path, encoder='none')
-    folder = run(**knobs, out=tmp_path / 'out', val_fraction=.2)
+    folder = prepared(**knobs, out=tmp_path / 'out', val_fraction=.2)
     ds = PackedDataset(folder, 'train')
     assert ds.meta['tokenizer']['kind'] == 'esm' and ds.vocab_size == 29
     counts = ds.meta['counts']['input']
     assert counts['duplicate'] == 7
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
-    both = run(**knobs, val_input=path, out=tmp_path / 'both')
+    both = prepared(**knobs, val_input=path, out=tmp_path / 'both')
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
     assert '60 of 60 documents of val_input are in the input, too' in capsys.readouterr().err
     with pytest.raises(ValueError, match='is none of LAGV'):
         load_tokenizer(folder).encode('hello you')
     path.write_text(''.join(f'>{i}\nACGT{"ACGT"[i % 4]}{"ACGT"[i // 4]}\n' for i in range(16)))
-    run(input=path, out=tmp_path / 'dna', encoder='none')
+    prepared(input=path, out=tmp_path / 'dna', encoder='none')
     assert '16 of 16 sequences' in capsys.readouterr().err
 
 
@@ -507,7 +505,7 @@ def test_given_latents_stay_with_their_texts(tmp_path, monkeypatch, shape):
         part = z[13 * i:13 * (i + 1)]
         np.save(tmp_path / f'z/{i}.npy', part.astype(np.float16) if i == 3 else part)
     knobs = dict(input=path, latents_from=tmp_path / 'z', out=tmp_path / 'out', encoder='none')
-    folder = run(**knobs)
+    folder = prepared(**knobs)
     found = latents_of(folder)
     assert len(found) == 150
     for line, latent in zip(LINES, z):
@@ -515,10 +513,10 @@ def test_given_latents_stay_with_their_texts(tmp_path, monkeypatch, shape):
 
     np.save(tmp_path / 'z/3.npy', -z[39:52])                             # of the same texts
     with pytest.raises(ValueError, match='train-0000[01] would become another'):
-        run(**knobs)
+        prepared(**knobs)
     monkeypatch.setattr('configurator.set_by', {})
     with pytest.raises(ValueError, match='nobody knows what made its latents'):
-        run(input=path, out=tmp_path / 'like', same_as=folder)
+        prepared(input=path, out=tmp_path / 'like', same_as=folder)
 
 
 def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
@@ -554,7 +552,8 @@ def test_given_latents_that_do_not_fit_are_refused(tmp_path):
         if array is None:
             (tmp_path / 'z.npy').write_bytes(b'PK\x03\x04' + b'\0' * 50)
         with pytest.raises(ValueError, match=message):
-            run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+            prepared(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out',
+                     encoder='none')
 
 
 def with_columns(folder, lists, texts=LINES):
@@ -590,13 +589,13 @@ def test_latents_in_a_column_stay_with_their_texts(tmp_path, shape):
     # as a dataset; a blank text takes its latent with it
     texts = ['', *LINES[1:]]
     with_columns(tmp_path / 'one', z.tolist(), texts)
-    folder = run(input=tmp_path / 'one/c.parquet', latents_from='column:embedding',
-                 out=tmp_path / 'out', encoder='none')
+    folder = prepared(input=tmp_path / 'one/c.parquet', latents_from='column:embedding',
+                      out=tmp_path / 'out', encoder='none')
     stored = latents_of(folder)
-    assert len(stored) == 149 and manifest.read_meta(folder)['counts']['input']['empty'] == 1
+    assert len(stored) == 149 and read_meta(folder)['counts']['input']['empty'] == 1
     for text, latent in zip(texts[1:], z[1:]):
         assert np.allclose(stored[text], np.atleast_2d(latent), rtol=1e-3)
-    assert manifest.read_meta(folder)['source']['latents_from'] == 'column:embedding'
+    assert read_meta(folder)['source']['latents_from'] == 'column:embedding'
 
 
 @pytest.mark.parametrize('value, message', [
@@ -625,7 +624,7 @@ def test_a_column_that_is_not_there_and_a_file_without_columns_are_refused(tmp_p
     for knobs, message in ((dict(input=write_lines(tmp_path / 'a.txt')), 'a.txt: .*with records'),
                            (dict(), 'your own files: --input=')):
         with pytest.raises(ValueError, match=message):
-            run(**knobs, latents_from='column:vector', encoder='none', out=tmp_path / 'out')
+            prepared(**knobs, latents_from='column:vector', encoder='none', out=tmp_path / 'out')
 
 
 def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_is_given(tmp_path):
@@ -633,9 +632,9 @@ def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_i
     long = ' '.join(LINES[:9])
     write_lines(path, [long, *LINES[1:]])
     np.save(tmp_path / 'z.npy', z)
-    folder = run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none',
-                 max_tokens=40)
-    splits = manifest.read_meta(folder)['splits'].values()
+    folder = prepared(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out',
+                      encoder='none', max_tokens=40)
+    splits = read_meta(folder)['splits'].values()
     for key, n in (('documents', 150), ('samples', 149), ('longer_than_max_tokens', 1)):
         assert sum(split[key] for split in splits) == n
     assert long not in latents_of(folder)
@@ -649,7 +648,7 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys)
     def prepare(name, latents):
         np.save(tmp_path / 'z.npy', latents[:100].astype(np.float32))
         np.save(tmp_path / 'y.npy', latents[100:].astype(np.float32))
-        run(**knobs, out=tmp_path / name)
+        prepared(**knobs, out=tmp_path / name)
     for value, reason in ((np.nan, 'NaN or inf: mend it'), (-np.inf, 'NaN or inf: mend it'),
                           (-70000, '70,000, and float16 ends at 65,504: divide')):
         bad = z.copy()
@@ -689,8 +688,8 @@ def test_latents_of_zeros_are_counted_and_many_stop(tmp_path, capsys):
     knobs = dict(input=path, latents_from=tmp_path / 'z.npy', encoder='none', tokenizer='byte')
     z[[7, 90]] = 0
     np.save(tmp_path / 'z.npy', z)
-    folder = run(**knobs, out=tmp_path / 'out')
-    splits = manifest.read_meta(folder)['splits'].values()
+    folder = prepared(**knobs, out=tmp_path / 'out')
+    splits = read_meta(folder)['splits'].values()
     assert sum(split['zero'] for split in splits) == 2
     printed = capsys.readouterr()
     said = '2 of 150 latents are zeros, which say nothing of their texts; the first: z.npy, row '
@@ -700,7 +699,7 @@ def test_latents_of_zeros_are_counted_and_many_stop(tmp_path, capsys):
         np.save(tmp_path / 'z.npy', z)
         said = f'{n} of 40 latents are zeros, .* more than 10%; the first: z.npy'
         with pytest.raises(ValueError, match=said):
-            run(**knobs, out=tmp_path / f'many {n}')
+            prepared(**knobs, out=tmp_path / f'many {n}')
 
 
 def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
@@ -710,11 +709,11 @@ def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
     knobs = dict(input=write_lines(tmp_path / 'a.txt'), latents_from=tmp_path / 'z.npy',
                  encoder=encoder, encoder_dims=0, pooling='mean')
     np.save(tmp_path / 'z.npy', z)
-    meta = manifest.read_meta(run(**knobs, out=tmp_path / 'out'))
+    meta = read_meta(prepared(**knobs, out=tmp_path / 'out'))
     assert meta['encoder']['pooling'] == 'mean' and meta['latent_shape'] == [1, 32]
     np.save(tmp_path / 'z.npy', z[::-1])
     with pytest.raises(ValueError, match='not those of encoder'):
-        run(**knobs, out=tmp_path / 'other')
+        prepared(**knobs, out=tmp_path / 'other')
 
 
 @pytest.mark.parametrize('knobs, message', [
@@ -729,19 +728,19 @@ def test_knobs_that_contradict_each_other_are_refused(tmp_path, monkeypatch, kno
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'a.fasta').write_text('>a\nMKV\n')
     with pytest.raises(ValueError, match=message):
-        run(**dict(out='out', encoder='none') | knobs)
+        prepared(**dict(out='out', encoder='none') | knobs)
 
 # -----------------------------------------------------------------------------
 # The earlier layout
 
 def test_chunks_survive_export_and_import_with_their_latents(tmp_path):
     path = write_lines(tmp_path / 'a.txt', [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)])
-    folder = run(input=path, out=tmp_path / 'a', max_tokens=24)
+    folder = prepared(input=path, out=tmp_path / 'a', max_tokens=24)
     assert any(text.startswith(' ') for text in texts_of(folder, 'train')), 'the case to be tested'
     os.mkdir(tmp_path / 'old')
     export(folder, str(tmp_path / 'old'))
-    back = run(import_dir=tmp_path / 'old', out=tmp_path / 'back', encoder='none',
-               tokenizer='byte', max_tokens=500)
+    back = prepared(import_dir=tmp_path / 'old', out=tmp_path / 'back', encoder='none',
+                    tokenizer='byte', max_tokens=500)
     for split in ('train', 'val'):
         assert texts_of(back, split) == texts_of(folder, split)
     a, b = latents_of(folder), latents_of(back)
@@ -764,7 +763,7 @@ def test_the_earlier_layout_is_imported_without_embedding(tmp_path):
                 (old / f'texts/{split}/{i}.txt').write_text(lines[i])
                 item['text'] = lines[i][:10]
         (old / f'{split}_data.json').write_text(json.dumps(items))
-    folder = run(import_dir=old, out=tmp_path / 'new', encoder='none')
+    folder = prepared(import_dir=old, out=tmp_path / 'new', encoder='none')
     assert texts_of(folder, 'train') == LINES[:120] and texts_of(folder, 'val') == LINES[120:]
     z = PackedDataset(folder, 'val').raw_latents([7, 8])
     assert np.array_equal(z[:, 0, 0], [7, 8]) and z.shape == (2, 1, 6)
@@ -805,7 +804,7 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
     assert np.allclose(z[1].reshape(4, 4, 3), pixels[3, :4, 4:] / 127.5 - 1, atol=1e-6)
     assert image_patches(str(tmp_path / '0.png'), 4, 2, 1).shape == (4, 4)
 
-    folder = run(**knobs, out=tmp_path / 'out', encoder='none', val_fraction=.2)
+    folder = prepared(**knobs, out=tmp_path / 'out', encoder='none', val_fraction=.2)
     ds = PackedDataset(folder, 'train')
     assert ds.latent_shape == (4, 48) and np.allclose(latents_of(folder)['a, 3'], z, atol=1e-3)
     assert [ds.meta['source'][knob] for knob in ('image_size', 'patch', 'channels')] == [8, 4, 3]
@@ -815,7 +814,7 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
 
     (tmp_path / '3.png').write_bytes(b'no image')
     with pytest.raises(ValueError, match='3.png: no image that can be read'):
-        run(**knobs, out=tmp_path / 'other', encoder='none')
+        prepared(**knobs, out=tmp_path / 'other', encoder='none')
     Image.new('1', (13_400, 13_400)).save(tmp_path / '3.png')            # a small file
     with pytest.raises(ValueError, match='3.png: .*179560000 pixels. exceeds limit of 178956970'):
         image_patches(str(tmp_path / '3.png'), 8, 8, 1)

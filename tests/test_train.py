@@ -1,5 +1,4 @@
 """ train.py as a process: what it learns, logs, resumes and refuses. """
-import contextlib
 import json
 import os
 import re
@@ -11,11 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data import PackedDataset, lengths
-from diffusion import GaussianLatents, MaskedText
+from data import PackedDataset, Rows, lengths
+from diffusion import GaussianLatents, Loss, Losses, MaskedText, Noising, mode_shares
 from launch import ROOT, TINY, Job, cut, log, run, run_each, train, train_each, weights
-from loss import BatchMaker, Loss, statistics
-from runs.log import summary
+from runs.log import statistics, summary
 from runs.machine import pick_dtype
 from runs.stages import lr_factor, read_schedule, read_stages
 from runs.writing import RUN
@@ -274,24 +272,26 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
     text, latent = MaskedText(data.vocab_size), GaussianLatents(data.live, target='x0')
     L = int(np.median(lengths(data))) + 1                  # about half of the texts fit
-    short, whole = (BatchMaker(text, latent, BOTH, 0, .1, .1)(data, np.arange(64), 0, 0, stage)
-                    for stage in read_stages(mode, f'{L}:4,32', BOTH, 12, 32))
+    noisy = Noising(text, latent, BOTH, t_min=.1)
+    short, whole = (noisy(Rows(*data.rows(np.arange(64), length=length), length < 32, 0, 0),
+                          mode_shares(mode), data) for length in (L, 32))
     fits = torch.from_numpy(lengths(data)[:64] < L)
     assert 8 < fits.sum() < 56
-    assert torch.equal(short['row_weight'], torch.where(fits, whole['row_weight'], 0))
-    assert (short['row_weight'] > 0).any()
+    assert torch.equal(short.row_weight, torch.where(fits, whole.row_weight, 0))
+    assert (short.row_weight > 0).any()
     for name in ('mode', 't_text', 't_latent', 'clean', 'noise'):
-        assert torch.equal(short[name], whole[name]), name
+        assert torch.equal(getattr(short, name), getattr(whole, name)), name
     if 'unconditional' in mode:                            # a text that is cut is learned as text
-        cut_rows = (~fits & (short['mode'] == 0)).nonzero().flatten()
-        scored = (short['positions'] // L)[short['weight'] > 0]
+        cut_rows = (~fits & (short.mode == 0)).nonzero().flatten()
+        scored = (short.positions // L)[short.weight > 0]
         assert set(cut_rows.tolist()) & set(scored.tolist())
 
     # what is logged is per row that has this loss
     error = torch.full((64,), 2.)
-    sums = statistics(short, dict(loss=torch.tensor(0.), latent_loss=torch.tensor(0.), error=error))
+    zero = torch.tensor(0.)
+    sums = statistics(short, Losses(zero, latent_loss=zero, error=error))
     entry, _ = summary({name: x.tolist() for name, x in sums.items()}, 1)
-    assert sums['latent_count'].sum() == (short['row_weight'] > 0).sum()
+    assert sums['latent_count'].sum() == (short.row_weight > 0).sum()
     assert set(entry['latent_mse_by_t']) - {None} == {2.}
 
 
@@ -301,8 +301,7 @@ KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3', '--g
          '--warmup_iters=9', '--ema_decay=0.1', '--text_clock=false --predict_length=false',
          '--mode=l2t:3,unconditional+l2t+t2l', '--text_loss_weight=rdm',
          *(f'--optimizer=muon{more}' for more in ('', ' --muon_lr=0.1', ' --muon_iterations=3')),
-         *(f'--latent_{it}' for it in ('noise=.9', 'schedule=rf', 'target=v', 'target=flow',
-                                       'target=eps')),
+         *(f'--latent_{it}' for it in ('schedule=rf', 'target=v', 'target=flow', 'target=eps')),
          *(f'--text_process={it}' for it in (
              'atat', 'atat --masking=proportional', 'atat --masking=inverse --beta=0.1',
              'atat --curriculum=true', 'gidd', 'gidd --gidd_uniform=0.4', 'gidd --gidd_gamma=2',
@@ -355,9 +354,8 @@ def test_a_resume_says_which_knobs_are_others(dataset, tmp_path):
 
 def test_validation_measures_the_same_rows_in_any_batches(dataset, finished):
     """ With the same clocks, masks and noise, and none of them twice. """
-    data, run = PackedDataset(str(dataset), 'val'), Run(str(finished), device='cpu')
-    make = BatchMaker(run.text, run.latent, BOTH, 0, .1, .1)
-    loss = Loss(run.model, make, contextlib.nullcontext)
+    data, net = PackedDataset(str(dataset), 'val'), Run(str(finished), device='cpu').net
+    loss = Loss(net.model, Noising(net.text, net.latent, BOTH))
     modes, n = {'unconditional', 't2l', 'causal'}, 17
     assert len(data) > n
 
@@ -375,10 +373,10 @@ def test_validation_measures_the_same_rows_in_any_batches(dataset, finished):
     # however many rows are measured, the clocks of their latents are even
     for k in (8, 16):
         clocks = []
-        latents = loss.latent_process.corrupt
-        loss.latent_process.corrupt = lambda z, t, e: clocks.append(t) or latents(z, t, e)
+        latents = loss.latent.corrupt
+        loss.latent.corrupt = lambda z, t, e: clocks.append(t) or latents(z, t, e)
         loss.validate(data, 0, k, k, ('latent',), {'t2l'})
-        loss.latent_process.corrupt = latents
+        loss.latent.corrupt = latents
         assert sorted((k * clocks[0]).long().tolist()) == list(range(k))
 
 
@@ -432,14 +430,14 @@ def test_a_longer_schedule_says_what_the_learning_rate_and_the_stage_become(data
 def test_a_compiled_run_compiles_nothing_after_its_first_evaluation(dataset, tmp_path):
     # traced as ever, but without the minute of C++; the evaluation after step 4 is past
     job = Job(dataset, tmp_path / 'run', '--compile=true', before="""
-import torch, loss
-compile, forward, calls = torch.nn.Module.compile, loss.Loss.forward, []
+import torch, diffusion
+compile, forward, calls = torch.nn.Module.compile, diffusion.Loss.forward, []
 torch.nn.Module.compile = lambda *args, **how: compile(*args, backend='eager', **how)
 def counted(*args):
     calls.append(1)
     torch._dynamo.config.error_on_recompile = len(calls) > 5
     return forward(*args)
-loss.Loss.forward = counted
+diffusion.Loss.forward = counted
 """, after="""
 from torch._dynamo.utils import counters
 breaks, programs = sum(counters['graph_break'].values()), counters['stats']['unique_graphs']
@@ -454,20 +452,20 @@ print('BREAKS', breaks, 'PROGRAMS', programs, 'CALLS', len(calls))
 def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     """ A batch by hand: every PAD right, of the real tokens none. """
     data = PackedDataset(str(dataset), 'train')
-    stage, = read_stages('l2t', '', BOTH, 12, 32)
-    text, latent, rows = MaskedText(data.vocab_size), GaussianLatents(data.live), np.arange(8)
-    batch = BatchMaker(text, latent, BOTH, 0, .1, 1e-3)(data, rows, 0, 0, stage)
-    is_pad = batch['targets'] == data.pad
+    noisy = Noising(MaskedText(data.vocab_size), GaussianLatents(data.live), BOTH)
+    rows = Rows(*data.rows(np.arange(8)), False, 0, 0)
+    batch = noisy(rows, mode_shares('l2t'), data)
+    is_pad = batch.targets == data.pad
     assert is_pad.any() and not is_pad.all()
     nll = torch.ones(len(is_pad))
-    loss = (batch['weight'] * nll).sum()
+    loss = (batch.weight * nll).sum()
 
     def entry_of(right):
-        sums = statistics(batch, dict(loss=loss, text_loss=loss, nll=nll, right=right))
+        sums = statistics(batch, Losses(loss, text_loss=loss, nll=nll, right=right))
         return summary({name: x.tolist() for name, x in sums.items()}, 1)[0]
     entry = entry_of(is_pad)
     assert entry['text_accuracy'] == 0 and entry_of(~is_pad)['text_accuracy'] == 1
-    n_real = (data.rows(rows)[0] != data.pad).sum().item()
+    n_real = (rows.tokens != data.pad).sum().item()
     assert n_real < 8 * 32 and entry['text_loss'] == loss.item()
     assert entry['text_nats_per_token'] == pytest.approx(loss.item() * 8 * 32 / n_real)
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from corpora.tokenizers import byte_tokenizer
+from diffusion import MaskedText
 from launch import run_each, train_each
 from samplers import SAMPLERS
 from sampling import unmasking
 from sampling.animation import animation
 from sampling.run import Run
-from sampling.unmasking import Recorder, pieces_of, printable, watcher
-from toys import l2t
+from sampling.recorder import Recorder, pieces_of, printable, watcher
+from toys import l2t, net_of, toy_run
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
@@ -37,30 +38,30 @@ def some_latents(run, n=3):
     return torch.randn(n, *run.meta['latent_shape'], generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize('name', ['autoregressive', *SAMPLERS])
+@pytest.mark.parametrize('name', SAMPLERS)
 def test_a_recorder_changes_no_id_and_has_every_state(loaded, name):
     z, settings = some_latents(loaded), dict(sampler=name, steps=5, temperature=1.0)
-    plain, states, recorder = l2t(loaded, z, **settings), [], Recorder(loaded.text.mask_id)
-    l2t(loaded, z, lambda tokens, *said: states.append(tokens.clone()), **settings)
-    assert l2t(loaded, z, recorder, **settings).equal(plain)
+    plain, states, recorder = l2t(loaded.net, z, **settings), [], Recorder(loaded.net.text.mask_id)
+    l2t(loaded.net, z, lambda tokens, *said: states.append(tokens.clone()), **settings)
+    assert l2t(loaded.net, z, recorder, **settings).equal(plain)
     assert len(recorder.frames) == len(states)
     for i, (frame, state) in enumerate(zip(recorder.frames, states)):
         assert frame.tokens.equal(state) and frame.step == i
-    assert (states[0] == loaded.text.mask_id).all() and states[-1].equal(plain)
+    assert (states[0] == loaded.net.text.mask_id).all() and states[-1].equal(plain)
 
 
 @pytest.mark.parametrize('name', ['confidence', 'first_hitting', 'autoregressive'])
 def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loaded, name):
-    z, recorder = some_latents(loaded), Recorder(loaded.text.mask_id, n_top=4)
-    l2t(loaded, z, recorder, sampler=name, steps=6, temperature=1.0)
+    z, recorder = some_latents(loaded), Recorder(loaded.net.text.mask_id, n_top=4)
+    l2t(loaded.net, z, recorder, sampler=name, steps=6, temperature=1.0)
     for before, frame in zip(recorder.frames, recorder.frames[1:]):
         t, n_causal = torch.zeros(3), 3
         if name != 'autoregressive':
-            share = (before.tokens == loaded.text.mask_id).double().mean(1)
-            t, n_causal = loaded.text.time_of_share(share).float(), 0
-        logits, _ = loaded.model(before.tokens, z, t, torch.zeros(3), predict=('text',),
-                                 n_causal=n_causal)
-        logits[..., loaded.banned] = -torch.inf
+            share = (before.tokens == loaded.net.text.mask_id).double().mean(1)
+            t, n_causal = loaded.net.text.time_of_share(share).float(), 0
+        logits, _ = loaded.net.model(before.tokens, z, t, torch.zeros(3), predict=('text',),
+                                     n_causal=n_causal)
+        logits[..., loaded.net.banned] = -torch.inf
         p = logits.softmax(-1).detach()                                  # (B, L, V)
         asked = frame.asked
         assert torch.allclose(frame.top_p[asked], p.topk(4, -1).values[asked], atol=1e-4)
@@ -68,7 +69,7 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
         of_written = p.gather(-1, written[..., None])[..., 0]
         new = asked & frame.is_new
         assert new.any() and torch.allclose(frame.p[new], of_written[new], atol=1e-4)
-        stays = ~frame.is_new & (frame.tokens < loaded.text.mask_id)
+        stays = ~frame.is_new & (frame.tokens < loaded.net.text.mask_id)
         assert frame.p[stays].nan_to_num(-1).equal(before.p[stays].nan_to_num(-1))
 
 
@@ -89,7 +90,7 @@ def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
     monkeypatch.delenv('NO_COLOR', raising=False)
     monkeypatch.setattr(unmasking, 'PAUSE', 0)
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
-    l2t(loaded, some_latents(loaded, 2), watcher(loaded, 2), sampler='confidence', steps=4)
+    l2t(loaded.net, some_latents(loaded, 2), watcher(loaded, 2), sampler='confidence', steps=4)
     frames = capsys.readouterr().out.split('\x1b[J')
     assert len(frames) == 5 and all(frame.startswith('\x1b[') for frame in frames[1:])
     assert 'writes · step 0 · 32 of 32 masked' in frames[0]
@@ -97,7 +98,7 @@ def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
 
 
 def test_a_pipe_gets_a_line_for_each_step_that_changes_the_text(capsys):
-    show = watcher(SimpleNamespace(text=SimpleNamespace(mask_id=MASK), tokenizer=BYTES), 1)
+    show = watcher(toy_run(net_of(text=MaskedText(MASK)), tokenizer=BYTES), 1)
     show(torch.tensor([[MASK] * 3]))
     for ids in ([97, MASK, MASK], [97, MASK, PAD], [97, EOS, PAD]):
         show(torch.tensor([ids]), torch.zeros(1, MASK), torch.tensor([2]))
@@ -134,7 +135,7 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
     for said, sampler in (('diffusion', 'confidence'), ('autoregressive', 'autoregressive')):
         shown = [line for head, line in frames if head.startswith(said)]
         written, = loaded.write([text], sampler=sampler, steps=4)
-        assert shown[0] == '█' * loaded.L
+        assert shown[0] == '█' * loaded.net.L
         assert shown[-1].replace(' ', '') == printable(written).replace(' ', '')
 
 

@@ -13,7 +13,7 @@ from launch import TINY, run_each
 from runs import checkpoint, run_folder, saving
 from runs.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
                           write_folder, write_text, write_whole)
-from test_checkpoint import new_run, save_each, states
+from toys import new_run, save_each, states
 
 
 def tree(folder):
@@ -277,11 +277,11 @@ def test_a_checkpoint_with_a_file_of_the_user_is_kept_and_so_is_one_that_was_set
     assert capsys.readouterr().err.count('step-00000001 is kept: it holds files that no') == 1
 
     # a broken one goes under another name
-    saving.save(tmp_path, 2, *states(2))
+    checkpoint.save(tmp_path, 2, *states(2))
     for step in (4, 5):
         shutil.rmtree(tmp_path / f'step-{step:08d}', ignore_errors=True)
     os.truncate(tmp_path / 'step-00000002/model.safetensors', 9)
-    assert saving.newest(tmp_path).name == 'step-00000001'
+    assert checkpoint.newest(tmp_path).name == 'step-00000001'
     assert (tmp_path / 'step-00000002.broken').read_text() == 'precious'
     assert (tmp_path / 'step-00000002.broken.broken/model.safetensors').exists()
 
