@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launch import same
-from runs import checkpoint, files, saving
+from runs import checkpoint, files
 from runs.writing import sealed
 from toys import CONFIG, KNOBS, META, new_run, save_each, states
 

@@ -21,7 +21,7 @@ from corpora.sources import text_hash
 from data import PackedDataset, lengths, row_order
 from launch import (HANGS, ROOT, TINY, Job, change_meta, cut, flip, forge_file, held, log, run,
                     run_each, same, saved, texts_in, train, train_each, weights)
-from runs import checkpoint, run_folder, saving
+from runs import checkpoint, run_folder
 from runs.files import read_json
 from runs.writing import RUN, Claim
 from toys import save_encoder, states
@@ -396,7 +396,7 @@ def alive(out):
 
 # the same signal again in the middle of the save, as of one who is impatient
 AGAIN = """
-from runs import saving
+from runs import checkpoint
 write_files = checkpoint.write_files
 def again(*args):
     write_files(*args)

@@ -185,9 +185,9 @@ def test_more_shards_than_meta_json_can_hold_are_refused_before_one_is_written(t
     monkeypatch.setattr(prepare, 'MOST_SHARDS', len(LINES) - 1)
     knobs = dict(input=write_lines(tmp_path / 'a.txt'), tokenizer='byte', encoder='none')
     with pytest.raises(ValueError, match=f'shard_size=1 makes {len(LINES)} shards.*--shard_size='):
-        run(**knobs, out=tmp_path / 'x', shard_size=1)
+        prepared(**knobs, out=tmp_path / 'x', shard_size=1)
     assert not list(tmp_path.glob('x/train-*'))
-    run(**knobs, out=tmp_path / 'y', shard_size=2)
+    prepared(**knobs, out=tmp_path / 'y', shard_size=2)
 
 
 def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_path):

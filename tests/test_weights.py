@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from launch import ROOT, run
-from runs.manifest import dataset_folder
+from data import dataset_folder
 from sample import Run
 from tasks.measures import word_f1
 

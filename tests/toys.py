@@ -8,7 +8,7 @@ import torch
 
 from diffusion import GaussianLatents, MaskedText, modes_of
 from model import Model, ModelConfig
-from runs import run_folder, saving
+from runs import checkpoint, run_folder
 from runs.checkpoint import identity_of
 from runs.writing import sealed
 from samplers import SAMPLERS, no_callback
