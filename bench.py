@@ -13,14 +13,15 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 from types import SimpleNamespace
 
 import torch
 
+from base.console import stop_on_error
 from benchmarks import gpu, samplers, step, trainings
-from configurator import configure, stop_on_error
+from configurator import configure
 
 what = 'trainings'              # trainings | step | samplers | gpu
 lines = ''                      # trainings: arguments of train.py, | between them

@@ -23,7 +23,6 @@ and functions, are then taken like flags. Later arguments win. One file serves a
 name that is a knob of another script is passed over in it. A mistake is one line and exit code 2.
 """
 import ast
-import contextlib
 import difflib
 import functools
 import itertools
@@ -37,8 +36,8 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
-from runs.console import shown
-from runs.files import short
+from base.console import stop
+from base.files import short
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # {script: the file where it has more knobs}
@@ -48,31 +47,6 @@ FLAG = 'the command line'
 # texts, and no paths
 VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on', 'classes', 'sweep')
 set_by = {}                     # {knob: where it was set}, of the last `configure`
-
-
-# ---- errors
-
-def say_error(message):
-    """ One line on stderr. """
-    print('error: ' + shown(' '.join(str(message).splitlines())), file=sys.stderr, flush=True)
-
-
-def stop(message, code=2):
-    """ Leave with one line on stderr. SystemExit('text') would do the same, but with code 1. """
-    say_error(message)
-    raise SystemExit(code)
-
-
-@contextlib.contextmanager
-def stop_on_error(code=2):
-    """ Around code that reads the user's files: an error there is one line, not a traceback, and so
-    is Ctrl-C. """
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        stop(error, code)
-    except KeyboardInterrupt:
-        stop('interrupted', 130)
 
 
 # ---- a knob, and what its value may be

@@ -32,10 +32,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from base.console import warn
+from base.files import check, plain, read_array, read_arrays, read_sealed
 from configurator import here_or_beside, seen_from
 from noise import uniforms
-from runs.console import warn
-from runs.files import check, plain, read_array, read_arrays, read_sealed
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
 HOW_TO_MEND = ('run prepare.py again, it redoes what is broken; a run folder takes a copy from its '

@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from base.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
 from corpora.readers import walk
 from corpora.static import StaticEncoder
-from runs.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 
 # -----------------------------------------------------------------------------
 # Which encoders there are by name

@@ -17,7 +17,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import itertools
 import math
@@ -27,15 +27,15 @@ import time
 
 import numpy as np
 
-from configurator import configure, here_or_beside, on_command_line, read_knobs, stop_on_error
-from runs.checkpoint import as_written, of_dataset
-from runs.console import shown
-from runs.files import sha256
-from runs.machine import keep_freed_memory
+from base.console import shown, stop_on_error
+from base.files import sha256
+from base.machine import keep_freed_memory
+from base.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
+from configurator import configure, here_or_beside, on_command_line, read_knobs
 from data import read_meta
+from runs.checkpoint import as_written, of_dataset
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
-from runs.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
 from tasks import TASKS

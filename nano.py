@@ -20,7 +20,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import math
 

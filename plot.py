@@ -14,19 +14,18 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import base64
 import io
 import json
 import textwrap
 
-from configurator import (configure, here_or_beside, on_command_line, seen_from,
-                          stop_on_error)
-from runs.console import shown
-from runs.files import read_array, read_arrays, regular
+from base.console import shown, stop_on_error
+from base.files import read_array, read_arrays, regular
+from base.writing import WRITTEN_BY, check_ours, check_writable, write_text, write_whole
+from configurator import configure, here_or_beside, on_command_line, seen_from
 from runs.results import find, read_results
-from runs.writing import WRITTEN_BY, check_ours, check_writable, write_text, write_whole
 
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | images | report

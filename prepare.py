@@ -22,7 +22,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import itertools
 import re
@@ -35,7 +35,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from configurator import configure, on_command_line, stop_on_error
+from base import distributed
+from base.console import stop_on_error, warn
+from base.distributed import all_gather_object, on_rank0, rank, world
+from base.files import read_sealed
+from base.machine import pick_device, pick_dtype
+from base.writing import DATASET, Claim, sealed
+from configurator import configure, on_command_line
 from corpora.fitting import fit_lsa, train_bpe
 from corpora.latents import COLUMN, check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
@@ -44,14 +50,8 @@ from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_token
 from corpora.sources import documents, has_latents, is_fasta, names_of, parts_of
 from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
-from encoders import find_encoder, load_encoder
-from runs import distributed
-from runs.machine import pick_device, pick_dtype
-from runs.console import warn
-from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.files import read_sealed
 from data import FORMAT, LatentStats, check_file, dataset_folder, read_meta
-from runs.writing import DATASET, Claim, sealed
+from encoders import find_encoder, load_encoder
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs (** too), comma-separated: text, .jsonl, .csv,

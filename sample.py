@@ -33,7 +33,7 @@ import sys
 # before the user's own model.py; and PYTHONSAFEPATH=1 leaves it out
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import itertools
 from contextlib import suppress
@@ -43,17 +43,17 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch.nn.functional as F
 
-from configurator import configure, on_command_line, stop_on_error
+from base.console import shown, stop_on_error, warn
+from base.machine import keep_freed_memory
+from base.writing import check_writable, write_text, write_whole
+from configurator import configure, on_command_line
+from corpora.images import images_of, pixels, read_pictures, write_png
 from diffusion import check_choice
-from runs.console import shown, warn
-from runs.machine import keep_freed_memory
-from runs.writing import check_writable, write_text, write_whole
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
 from sampling.knobs import SamplingKnobs
-from corpora.images import images_of, pixels, read_pictures, write_png
-from sampling.run import Run
 from sampling.recorder import Recorder, watcher
+from sampling.run import Run
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one

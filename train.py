@@ -24,7 +24,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import faulthandler
 import math
@@ -34,14 +34,16 @@ import time
 import torch
 
 import processes
-from configurator import configure, show_knobs, stop_on_error
+from base import distributed
+from base.console import stop_on_error
+from base.distributed import all_reduce_max, all_reduce_sum, print0
+from base.machine import keep_freed_memory, pick_device, pick_dtype
+from configurator import configure, show_knobs
 from data import Loader
 from diffusion import GaussianLatents, Loss, MaskedText, Noising, modes_of
 from model import Model
-from runs import distributed, preflight, run_folder
-from runs.distributed import all_reduce_max, all_reduce_sum, print0
+from runs import preflight, run_folder
 from runs.log import StepLog
-from runs.machine import keep_freed_memory, pick_device, pick_dtype
 from runs.resume import State, resume_or_begin
 from runs.stages import lr_factor, read_stages
 

@@ -8,11 +8,12 @@ since its loss or gradient was not finite.
 """
 import tempfile
 
+from base.console import stop
+from base.machine import pick_device
 from benchmarks.agreement import disagreements
 from benchmarks.random_data import LATENT_DIMS, R50K, write_dataset
 from benchmarks.trainings import timed
-from configurator import run_config, stop
-from runs.machine import pick_device
+from configurator import run_config
 
 # a config, its knob compile, and so many steps
 ROWS = (

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from base.writing import DATASET, Claim, sealed
 from corpora.readers import Document
 from corpora.shards import NAMES, as_bytes, token_dtype, write_files, write_shard
 from corpora.tokenizers import bytes_of_characters
 from data import FORMAT
-from runs.writing import DATASET, Claim, sealed
 
 # the size of a latent, which the encoder gives; the rest stands in the config
 LATENT_DIMS = {'quickstart': 512, 'captions': 384, 'l2t': 1024, 'l2t_892m': 32}

@@ -7,10 +7,10 @@ import time
 
 import torch
 
+from base.machine import pick_device, pick_dtype
 from benchmarks import peers
 from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
-from runs.machine import pick_device, pick_dtype
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
 from sampling.writing import blank, write

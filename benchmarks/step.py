@@ -7,9 +7,9 @@ import time
 
 import torch
 
+from base.machine import keep_freed_memory, pick_device, pick_dtype
 from benchmarks import peers
 from benchmarks.trainings import compare
-from runs.machine import keep_freed_memory, pick_device, pick_dtype
 
 WARM_UP = 5                    # steps: the first ones are slower
 

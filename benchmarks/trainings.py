@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 import torch
 
-from configurator import HERE, stop
+from base.console import stop
+from configurator import HERE
 from diffusion import Loss
 from runs.resume import State
 

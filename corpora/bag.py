@@ -25,8 +25,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from base.console import progress_bar
 from data import PackedDataset, load_stats
-from runs.console import progress_bar
 
 MOST_NUMBERS = 10 ** 8         # of latents that it is fitted on, 400 MB: texts of train, evenly
                                # spaced; so is the control `ridge` of tasks/t2l.py

@@ -13,7 +13,7 @@ import re
 import sysconfig
 from functools import lru_cache
 
-from runs.console import progress_bar
+from base.console import progress_bar
 
 PACKAGES = ('numpy', 'torch', 'sympy', 'networkx')         # torch installs the last two
 

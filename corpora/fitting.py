@@ -7,10 +7,10 @@ import threading
 
 import torch
 
-from encoders import DEFAULTS
+from base.console import progress_bar
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
 from corpora.tokenizers import parts_of, words_of_bytes
-from runs.console import progress_bar
+from encoders import DEFAULTS
 
 # of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
 NGRAM_WEIGHT = .5

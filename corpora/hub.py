@@ -5,9 +5,9 @@ To add a name, add a row to HUB.
 """
 import os
 
+from base.files import one_line
 from corpora.readers import text_of
 from encoders import reach_hub
-from runs.files import one_line
 
 HUB = {
     'openwebtext': dict(path='Skylion007/openwebtext'),

@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from base.files import MOST_MEMORY, regular, why
+from base.writing import write_whole
 from corpora.readers import RECORDS, Document, count_endings, inside, kind_of, text_of, walk
-from runs.files import MOST_MEMORY, regular, why
-from runs.writing import write_whole
 
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 GAP = 4                        # white pixels between two pictures of a sheet

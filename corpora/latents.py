@@ -11,10 +11,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from base.console import warn
+from base.files import as_floats, read_array, short
 from corpora.readers import RECORDS, Document, kind_of, stem_of, text_of
 from encoders import FAR
-from runs.console import warn
-from runs.files import as_floats, read_array, short
 
 COLUMN = 'column:'             # begins a value of latents_from that is no file
 

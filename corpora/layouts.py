@@ -17,13 +17,13 @@ from functools import partial
 
 import numpy as np
 
+from base.console import progress_bar, shown
+from base.files import read_array, read_json, short
+from base.writing import write_text
 from corpora.latents import as_latent
 from corpora.readers import Document, inside, joined, lines_of, passed_over
-from data import PackedDataset, check_file, lengths, read_meta
 from corpora.tokenizers import load_tokenizer
-from runs.console import progress_bar, shown
-from runs.files import read_array, read_json, short
-from runs.writing import write_text
+from data import PackedDataset, check_file, lengths, read_meta
 
 # of the documents that were read, and of the samples of a split: what happened to some of them
 COUNTED = dict(

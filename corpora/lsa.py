@@ -22,8 +22,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from base.files import read_arrays
 from corpora.words import words
-from runs.files import read_arrays
 
 NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
 

@@ -24,9 +24,9 @@ import zlib
 from collections import Counter
 from typing import NamedTuple
 
+from base.console import warn
+from base.files import MOST_MEMORY, short, stand_in, why
 from corpora.tokenizers import RESIDUES
-from runs.console import warn
-from runs.files import MOST_MEMORY, short, stand_in, why
 
 NOT_TEXT = ('.json', '.tar')   # they would pass as text
 MARKED = ('.html', '.htm', '.xhtml', '.xml', '.svg')       # text with marks, as its name says

@@ -20,13 +20,13 @@ import re
 
 import numpy as np
 
+from base.console import progress_bar
+from base.files import check, read_array, read_sealed, short
+from base.writing import sealed, write_whole
 from corpora.latents import flaw_of
 from corpora.lsa import NO_KNOWN_WORD
 from corpora.tokenizers import LONGEST_PART, parts_of
 from encoders import far_off
-from runs.console import progress_bar
-from runs.files import check, read_array, read_sealed, short
-from runs.writing import sealed, write_whole
 
 LATIN = re.compile('[A-Za-z]')
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given

@@ -20,12 +20,12 @@ from sys import getsizeof
 
 import numpy as np
 
+from base.console import progress_bar, warn
+from base.distributed import rank, world
+from base.files import MOST_MEMORY
 from corpora.layouts import counted
 from corpora.readers import passed_over
 from corpora.sources import documents, hash_function, names_of, text_hash
-from runs.console import progress_bar, warn
-from runs.distributed import rank, world
-from runs.files import MOST_MEMORY
 
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 

@@ -12,8 +12,8 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 import os
 import re
 
+from base.files import MOST_JSON, in_one_line, read_json, short
 from data import check_file, read_meta
-from runs.files import MOST_JSON, in_one_line, read_json, short
 
 LONGEST_PART = 2**18           # characters that are tokenized at a time: ids take much room
 LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its

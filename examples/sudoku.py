@@ -18,8 +18,8 @@ import torch.nn.functional as F
 
 from toy_sudoku import L, MASK, V, draw_grids, is_right, logits_of, train
 from diffusion import MaskedText, rank_in_row
-from samplers import confidence, first_hitting, make_propose
 from noise import Noise, rows_of
+from samplers import confidence, first_hitting, make_propose
 
 CLUES = (6, 12, 18, 24)
 

@@ -8,8 +8,8 @@ import torch
 
 from toy import L, MASK, TEXTS, V, BestNetwork
 from diffusion import MaskedText
-from samplers import make_propose
 from noise import Noise, rows_of
+from samplers import make_propose
 
 DRAWS = 20_000
 

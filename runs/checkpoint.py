@@ -29,13 +29,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from base.console import warn
+from base.files import check, one_line, read_sealed, regular, short, why
+from base.writing import entry_of, fsync, new_mode, remove_folder, sealed, write_folder, write_text
 from configurator import seen_from
 from data import read_meta
 from model import Model, ModelConfig
-from runs.console import warn
-from runs.files import check, one_line, read_sealed, regular, short, why
-from runs.writing import (entry_of, fsync, new_mode, remove_folder, sealed, write_folder,
-                          write_text)
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)

@@ -19,7 +19,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 if __name__ == '__main__':
-    import runs.begin                                      # before torch
+    import base.begin                                      # before torch
 
 import glob
 import json
@@ -27,14 +27,15 @@ from pathlib import Path
 
 import torch
 
-from configurator import configure, stop_on_error
+from base.console import stop_on_error
+from base.files import read_json, short
+from base.writing import clear, sealed, write_folder, write_text
+from configurator import configure
+from data import read_meta
 from encoders import TABLE
 from runs import checkpoint
-from data import read_meta
-from runs.files import read_json, short
 from runs.results import find, read_results, write_results
 from runs.run_folder import copy_data
-from runs.writing import clear, sealed, write_folder, write_text
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>

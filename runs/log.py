@@ -16,13 +16,13 @@ from datetime import timedelta
 
 import torch
 
+from base.console import warn
+from base.distributed import all_gather_object, all_reduce_sum, print0, rank, world
+from base.files import one_line
+from base.writing import json_line
 from configurator import HERE
 from diffusion import CAUSAL, MODES, modes_of
-from runs.console import warn
-from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
 from runs import run_folder
-from runs.files import one_line
-from runs.writing import json_line
 
 # Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
 # card that is not here, or a part of one (MIG), has no MFU in the log

@@ -16,7 +16,7 @@ results. The momentum is whole on every process, and a checkpoint is that of tor
 import torch
 import torch.distributed as dist
 
-from runs.distributed import rank, world
+from base.distributed import rank, world
 
 
 MOMENTUM = 0.95

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from base import distributed
+from base.console import progress_bar
+from base.distributed import print0, rank, world
+from base.machine import pick_dtype
 from data import PackedDataset, dataset_folder, lengths
 from diffusion import modes_of
 from model import ModelConfig
-from runs import checkpoint, distributed
-from runs.console import progress_bar
-from runs.distributed import print0, rank, world
-from runs.machine import pick_dtype
+from runs import checkpoint
 
 
 # ---- knobs and data

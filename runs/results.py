@@ -19,8 +19,8 @@ ones, perhaps of an earlier checkpoint. All points of a sweep are of one checkpo
 import json
 import os
 
-from runs.files import read_json
-from runs.writing import Lock, clear, json_line, write_text
+from base.files import read_json
+from base.writing import Lock, clear, json_line, write_text
 
 NUMBER = (int, float, type(None))
 FIELDS = dict(task=str, metric=str, control=str, value=NUMBER, n=int, texts=str, point=dict,

@@ -10,12 +10,13 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict,
     set_optimizer_state_dict)
 
-from diffusion import modes_of
-from runs import checkpoint, distributed, run_folder
-from runs.distributed import print0, rank
-from runs.files import read_array, short
-from runs.checkpoint import OF_TRAINING, as_json, check_same, differences, identity_of
+from base import distributed
+from base.distributed import print0, rank
+from base.files import read_array, short
 from data import check_file
+from diffusion import modes_of
+from runs import checkpoint, run_folder
+from runs.checkpoint import OF_TRAINING, as_json, check_same, differences, identity_of
 from runs.stages import lr_factor, read_stages
 
 # knobs that decide where in its schedule a run is, and with the modes what validation measures

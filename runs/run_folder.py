@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from base.writing import RUN, Claim, fsync, remove_folder, write_folder, write_text
 from configurator import HERE
-from runs.writing import RUN, Claim, fsync, remove_folder, write_folder, write_text
 
 signal_seen = 0                # the signal that asks this process to leave, or 0: train.py looks
 earlier_handlers = {}          # {number of a signal: what it did before it was noted}

@@ -16,8 +16,8 @@ head runs, V vocabulary.
 """
 import torch
 
+from base.console import progress_bar
 from diffusion import exact_nll, is_end, positions_of, to_device
-from runs.console import progress_bar
 from samplers import log_p_of
 from sampling.reader import Reader
 from sampling.solvers import x0_and_e

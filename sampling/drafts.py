@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from samplers import part_of_step
 from noise import parts_of
+from samplers import part_of_step
 from sampling.writing import blank, tidied, write
 
 MOST_DRAFTS = 4096             # that the knob rerank allows

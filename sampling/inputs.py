@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
+from base.console import warn
+from base.files import read_array, short
 from corpora.layouts import counted
 from corpora.sources import documents
 from corpora.tokenizers import spelled
 from encoders import FAR, check_texts, far_off
-from runs.console import warn
-from runs.files import read_array, short
 
 MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 

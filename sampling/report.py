@@ -12,12 +12,12 @@ import os
 import re
 from html import escape
 
+from base.console import shown
+from base.files import read_json, short
 from diffusion import MaskedText
-from runs.console import shown
-from runs.files import read_json, short
 from sampling.animation import chosen_frames
-from sampling.run import Run
 from sampling.recorder import Recorder, name_of, spans_of
+from sampling.run import Run
 
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
 N_TEXTS, MOST_STEPS = 3, 48

@@ -29,14 +29,15 @@ import torch
 import torch.nn.functional as F
 
 import processes
+from base.files import one_line
+from base.machine import pick_device, pick_dtype
 from configurator import here_or_beside
 from corpora.tokenizers import RESIDUES, load_tokenizer, spelled
+from data import load_stats
 from diffusion import GaussianLatents, MaskedText, is_end, modes_of
 from encoders import TABLE, check_texts, load_encoder
+from noise import parts_of, rows_of
 from runs.checkpoint import as_written, load_model
-from runs.files import one_line
-from runs.machine import pick_device, pick_dtype
-from data import load_stats
 from samplers import no_callback
 from sampling.denoise import FILLS, Denoiser
 from sampling.drafts import nearest_drafts
@@ -44,7 +45,6 @@ from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_templa
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.likelihood import changed_by, nats_per_token
-from noise import parts_of, rows_of
 from sampling.writing import blank, write
 
 # -----------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch
 
+from base.console import progress_bar, shown, warn
 from configurator import on_command_line
 from data import PackedDataset, dataset_folder
 from noise import uniforms
-from runs.console import progress_bar, shown, warn
 from runs.checkpoint import SAMPLES, STATISTICS, check_same, of_dataset
 from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs

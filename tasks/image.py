@@ -14,9 +14,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from corpora.images import images_of, pixels
 from corpora.words import words
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from corpora.images import images_of, pixels
 from sampling.run import BOTH, Needs
 from tasks.common import Figures, Task, derangement, open_split, progress_bar, read_classes
 

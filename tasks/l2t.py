@@ -16,7 +16,7 @@ import numpy as np
 
 from corpora.words import words
 from sampling.knobs import TEXT_KNOBS
-from sampling.run import BOTH, Needs, WRITES
+from sampling.run import BOTH, WRITES, Needs
 from tasks.common import Figures, Task, derangement, encode, open_split, train_texts
 from tasks.damage import damaged, read_damage
 from tasks.measures import compare, nearest_training_latents

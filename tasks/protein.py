@@ -11,8 +11,8 @@ import torch
 
 from data import counts
 from diffusion import is_end, positions_of
-from sampling.knobs import TEXT_KNOBS
 from noise import Noise, rows_of, uniforms
+from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS, Needs
 from sampling.writing import blank, write
 from tasks.common import Figures, Task, open_split

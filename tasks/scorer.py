@@ -8,8 +8,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from base.files import in_one_line
 from encoders import check_files, fetch
-from runs.files import in_one_line
 from sampling.inputs import pack
 from sampling.run import Run
 from tasks.common import progress_bar

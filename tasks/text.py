@@ -2,7 +2,7 @@
 text: as unconditional, of texts alone: the latents' clock stays at 1.
 Control: data, the texts themselves.
 """
-from sampling.run import Needs, WRITES
+from sampling.run import WRITES, Needs
 from sampling.writing import blank, write
 from tasks.common import FREE_SETTINGS, Task
 from tasks.measures import describe_samples

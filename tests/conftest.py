@@ -107,7 +107,7 @@ def apply_diff(tree, diff, named):
     lines = diff.splitlines(keepends=True)
     old = ''.join(line[1:] for line in lines if line[0] != '+')
     new = ''.join(line[1:] for line in lines if line[0] != '-')
-    folders = ('.', 'processes', 'corpora', 'sampling', 'runs', 'tasks')
+    folders = ('.', 'base', 'processes', 'corpora', 'sampling', 'runs', 'tasks')
     holders = [path for folder in folders for path in (tree / folder).glob('*.py')
                if old in path.read_text()]
     assert len(holders) == 1 and holders[0].read_text().count(old) == 1, (diff, holders)

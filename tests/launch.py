@@ -19,13 +19,13 @@ from types import SimpleNamespace
 import torch
 
 import prepare
+from base.files import read_sealed
+from base.writing import entry_of, sealed
 from configurator import read_knobs
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from runs import checkpoint
-from runs.files import read_sealed
 from runs.results import read_results
-from runs.writing import entry_of, sealed
 from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent

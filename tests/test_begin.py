@@ -33,12 +33,12 @@ def python(code, *args, flags=(), stdout=subprocess.PIPE, **env):
 
 
 def begun(code, **kw):
-    """ Some lines in a new interpreter, behind runs/begin.py. """
+    """ Some lines in a new interpreter, behind base/begin.py. """
     return python(f"""
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(ROOT)!r})
-import runs.begin
+import base.begin
 {code}""", **kw)
 
 
@@ -119,7 +119,7 @@ for i in range(1000):
 open({str(tmp_path / stream)!r}, 'w').write('done')
 """
         before = f'import os\nos.dup2({write}, {number})\n'
-        whole = f'{before}import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport runs.begin\n{code}'
+        whole = f'{before}import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport base.begin\n{code}'
         result = subprocess.run([sys.executable, '-c', whole], capture_output=True, text=True,
                                 pass_fds=[write], timeout=HANGS)
         os.close(write)

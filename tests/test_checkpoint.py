@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from base import files
+from base.writing import sealed
 from launch import same
-from runs import checkpoint, files
-from runs.writing import sealed
+from runs import checkpoint
 from toys import CONFIG, KNOBS, META, new_run, save_each, states
 
 FILES = [*(f'{kind}.safetensors' for kind in ('model', 'ema', 'optimizer', 'rng')),

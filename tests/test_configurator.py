@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import configurator
+from base import console
 from configurator import Knob
 from launch import ROOT
 
@@ -215,10 +216,10 @@ def test_a_file_that_stands_alone_is_told_its_knob(tmp_path, monkeypatch, capsys
 def test_wrong_input_is_one_line_and_a_bug_is_a_traceback(capsys):
     for error, code in ((FileNotFoundError(2, 'No such\nfile', 'x'), 5),
                         (KeyboardInterrupt(), 130)):
-        with pytest.raises(SystemExit) as stopped, configurator.stop_on_error(5):
+        with pytest.raises(SystemExit) as stopped, console.stop_on_error(5):
             raise error
         assert stopped.value.code == code and capsys.readouterr().err.count('\n') == 1
-    with pytest.raises(KeyError), configurator.stop_on_error():
+    with pytest.raises(KeyError), console.stop_on_error():
         raise KeyError('ours')
 
 

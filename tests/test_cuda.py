@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diffusion
+from base import distributed
 from data import Loader, PackedDataset, Rows
 from diffusion import Batch, GaussianLatents, Loss, MaskedText, Noising, mode_shares
 from launch import MAY_LACK, ROOT, TINY, Job, cut, log, saved, train
-from model import (attention, attention_of_rows, attention_with_prefix, causal_mask, norm, rms_norm,
-                   squared_relu)
-from runs import distributed
+from model import (attention, attention_of_rows, attention_with_prefix, causal_mask, norm,
+                   rms_norm, squared_relu)
 from runs.muon import Muon
 from samplers import SAMPLERS
 from sampling.run import Run

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import data
+from base.files import read_array
+from base.writing import entry_of, sealed
 from corpora import tokenizers
 from corpora.fitting import train_bpe
 from corpora.latents import as_latent
@@ -16,8 +18,6 @@ from corpora.layouts import verify
 from corpora.tokenizers import load_tokenizer
 from data import LatentStats, PackedDataset, counts, lengths, load_stats, row_order
 from launch import forge_file
-from runs.files import read_array
-from runs.writing import entry_of, sealed
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']

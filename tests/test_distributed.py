@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
+from base.machine import pick_device
 from launch import TINY, Job, log, run_each, saved, weights
 from runs import checkpoint, preflight
-from runs.machine import pick_device
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']
 LOSSES = ('loss', 'text_loss', 'latent_loss', 'causal_nats_per_token', 'grad_norm', 'val_text',

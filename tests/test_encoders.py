@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 import encoders
-from encoders import TABLE, find_encoder
+from base.files import sha256
 from corpora.fitting import NGRAM_WEIGHT, fit_lsa
 from corpora.lsa import NO_KNOWN_WORD
-from encoders import folder_hash, load_encoder
-from runs.files import sha256
+from encoders import TABLE, find_encoder, folder_hash, load_encoder
 from toys import WORDS, save_encoder, save_tokenizer
 
 TEXTS = ['a dog runs', 'the big red dog runs along the river in the snow', 'a cat',

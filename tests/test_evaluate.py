@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
+from base.files import read_sealed
+from base.writing import Held, sealed
 from corpora.words import words
 from data import read_meta
 from launch import measured, run_each
-from runs.files import read_sealed
 from runs.results import add_results, find, read_results
-from runs.writing import Held, sealed
 from sampling.knobs import SamplingKnobs
 from tasks import TASKS, edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
 from tasks.common import Context, Figures, Task, chosen_rows, derangement

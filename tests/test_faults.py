@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 
+from base.files import read_json
+from base.writing import RUN, Claim
 from corpora.sources import text_hash
 from data import PackedDataset, lengths, row_order
 from launch import (HANGS, ROOT, TINY, Job, change_meta, cut, flip, forge_file, held, log, run,
                     run_each, same, saved, texts_in, train, train_each, weights)
 from runs import checkpoint, run_folder
-from runs.files import read_json
-from runs.writing import RUN, Claim
 from toys import save_encoder, states
 
 TORCHRUN = [sys.executable, '-m', 'torch.distributed.run']
@@ -609,7 +609,7 @@ def test_a_process_that_ends_while_they_meet_is_not_waited_for_longer_than_the_m
     before = """
 import os
 import torch.distributed as dist
-from runs import distributed
+from base import distributed
 distributed.MEETING = 4
 if os.environ['RANK'] == '1':
     dist.init_process_group = lambda *args, **kw: os._exit(9)

@@ -18,14 +18,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from corpora.layouts import verify
+from base.files import check, read_array, read_arrays, read_json, sha256
+from base.writing import entry_of, sealed
 from corpora.images import image_patches
+from corpora.layouts import verify
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from data import PackedDataset
 from launch import ROOT, TINY, flip, forge_file, run, run_each
 from runs import checkpoint
-from runs.files import check, read_array, read_arrays, read_json, sha256
-from runs.writing import entry_of, sealed
 from sampling.run import Run
 from toys import new_run
 

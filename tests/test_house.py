@@ -1,7 +1,8 @@
 """
 Imports point one way, and the root is small:
 
-    root core  <-  processes, runs, corpora  <-  sampling  <-  scripts, tasks, benchmarks, examples
+    base  <-  root core, processes, runs, corpora  <-  sampling  <-  tasks, benchmarks, examples,
+                                                                     scripts
 """
 import ast
 from pathlib import Path
@@ -10,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CORE = {'model', 'diffusion', 'noise', 'samplers', 'data', 'encoders', 'configurator', 'nano'}
 SCRIPTS = {'train', 'sample', 'evaluate', 'prepare', 'bench', 'plot'}
+BASE = {'base'}
 FOLDERS, SAMPLING = {'processes', 'runs', 'corpora'}, {'sampling'}
 LEAVES = {'tasks', 'benchmarks', 'examples'}
 
@@ -21,7 +23,7 @@ def files_of(*folders):
 def modules():
     """ {name of a module of ours: its path}; examples are left out, since nothing imports them. """
     found = {}
-    for path in files_of('.', *sorted(FOLDERS | SAMPLING | LEAVES - {'examples'})):
+    for path in files_of('.', *sorted(BASE | FOLDERS | SAMPLING | LEAVES - {'examples'})):
         parts = path.relative_to(ROOT).with_suffix('').parts
         found['.'.join(parts).removesuffix('.__init__')] = path
     return found
@@ -50,9 +52,9 @@ def test_the_root_has_at_most_14_modules_and_each_has_its_place():
 
 
 def test_no_import_runs_backwards():
-    """ Core and folders know nothing of sampling, sampling nothing of scripts, and only a script
-    knows the leaves. """
-    groups = (CORE | FOLDERS, SAMPLING, LEAVES, SCRIPTS)
+    """ The base knows nothing else. Core and folders know nothing of sampling, sampling nothing of
+    scripts, and only a script knows the leaves. """
+    groups = (BASE, CORE | FOLDERS, SAMPLING, LEAVES, SCRIPTS)
     layers = {name: layer for layer, group in enumerate(groups) for name in group}
     for name, found in imports().items():
         here = layers[name.split('.')[0]]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpora.images import DIGITS
-from corpora.images import image_patches, to_patches, to_pixels
+from corpora.images import DIGITS, image_patches, to_patches, to_pixels
 from data import PackedDataset
 from launch import ROOT, TINY, measured, run_each
 from tasks import common, image

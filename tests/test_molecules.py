@@ -5,10 +5,10 @@ import sys
 import pytest
 import torch
 
-from encoders import find_encoder
 from corpora.readers import warn_once
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
+from encoders import find_encoder
 from launch import prepared, texts_of
 from tasks import molecule
 from tasks.common import Context

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import nano
-from diffusion import Batch, GaussianLatents, Loss, MaskedText, NoisyText, Noising
+from diffusion import Batch, GaussianLatents, Loss, MaskedText, Noising, NoisyText
 from launch import run
 from model import Model, ModelConfig
 

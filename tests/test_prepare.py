@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import prepare
+from base.writing import DATASET, Claim
 from corpora import shards, splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.fitting import train_bpe
@@ -21,7 +22,6 @@ from data import PackedDataset, read_meta
 from encoders import load_encoder
 from launch import prepared, texts_in, texts_of
 from runs.checkpoint import SAMPLES, check_same, of_dataset
-from runs.writing import DATASET, Claim
 from toys import LINES, WORDS, save_encoder, write_lines
 
 def digests(folder):

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from encoders import find_encoder
 from corpora.tokenizers import RESIDUES
 from data import Loader, PackedDataset, lengths
 from diffusion import MaskedText, Noising, is_end, mode_shares
+from encoders import find_encoder
 from launch import TINY, measured, run, run_each, texts_in
 from noise import uniforms
 from sampling.knobs import SamplingKnobs

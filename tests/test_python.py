@@ -6,14 +6,14 @@ import shutil
 import pytest
 import torch
 
-from launch import ROOT, run, run_code, train
-from runs.console import shown as as_shown
-from runs.export import export as write_export, results_of
-from runs.files import read_sealed
-from runs.checkpoint import of_dataset
+from base.console import shown as as_shown
+from base.files import read_sealed
+from base.writing import sealed
 from data import read_meta
+from launch import ROOT, run, run_code, train
+from runs.checkpoint import of_dataset
+from runs.export import export as write_export, results_of
 from runs.results import read_results, write_results
-from runs.writing import sealed
 from sampling.run import Run
 from toys import WORDS, save_encoder
 

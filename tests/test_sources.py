@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from corpora import hub, patches, readers, sources, splits
-from encoders import find_encoder
-from corpora.layouts import export
 from corpora.images import image_patches
+from corpora.layouts import export
 from corpora.sources import documents
 from corpora.tokenizers import RESIDUES, load_tokenizer
 from data import PackedDataset, read_meta
+from encoders import find_encoder
 from launch import prepared, source_of, texts_of
 from toys import LINES, WORDS, save_encoder, write_lines
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from base.machine import pick_dtype
+from base.writing import RUN
 from data import PackedDataset, Rows, lengths
 from diffusion import GaussianLatents, Loss, Losses, MaskedText, Noising, mode_shares
 from launch import ROOT, TINY, Job, cut, log, run, run_each, train, train_each, weights
 from runs.log import statistics, summary
-from runs.machine import pick_dtype
 from runs.stages import lr_factor, read_schedule, read_stages
-from runs.writing import RUN
 from sampling.run import Run
 
 BOTH = ('text', 'latent')

@@ -4,8 +4,8 @@ import re
 import numpy as np
 import pytest
 
-from launch import ROOT, run
 from data import dataset_folder
+from launch import ROOT, run
 from sample import Run
 from tasks.measures import word_f1
 

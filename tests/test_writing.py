@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from base.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
+                          write_folder, write_text, write_whole)
 from corpora import shards
 from launch import TINY, run_each
 from runs import checkpoint, run_folder
-from runs.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
-                          write_folder, write_text, write_whole)
 from toys import new_run, save_each, states
 
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import torch
 
+from base.writing import sealed
 from diffusion import GaussianLatents, MaskedText, modes_of
 from model import Model, ModelConfig
 from runs import checkpoint, run_folder
 from runs.checkpoint import identity_of
-from runs.writing import sealed
 from samplers import SAMPLERS, no_callback
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs

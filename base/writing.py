@@ -24,8 +24,8 @@ import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runs.console import warn
-from runs.files import digest_of, regular, sha256
+from base.console import warn
+from base.files import digest_of, regular, sha256
 
 TEMPORARY = '.nanoLDLM-'
 WRITTEN_BY = 'written by nanoLDLM'

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from runs.files import one_line
+from base.files import one_line
 
 # instructions for products in bfloat16: two of x86, one of ARM
 CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')

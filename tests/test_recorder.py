@@ -13,8 +13,8 @@ from launch import run_each, train_each
 from samplers import SAMPLERS
 from sampling import unmasking
 from sampling.animation import animation
-from sampling.run import Run
 from sampling.recorder import Recorder, pieces_of, printable, watcher
+from sampling.run import Run
 from toys import l2t, net_of, toy_run
 
 BYTES = byte_tokenizer()

@@ -1,6 +1,7 @@
 """
-What a script tells the person at its terminal: lines and progress.
+What a script tells the person at its terminal: lines, errors and progress.
 """
+import contextlib
 import re
 import sys
 
@@ -25,3 +26,28 @@ def progress_bar(*args, **how):
     if not sys.stderr.isatty():
         how = dict(mininterval=60, delay=60, ncols=80) | how
     return tqdm(*args, leave=False, **how)
+
+
+# ---- errors
+
+def say_error(message):
+    """ One line on stderr. """
+    print('error: ' + shown(' '.join(str(message).splitlines())), file=sys.stderr, flush=True)
+
+
+def stop(message, code=2):
+    """ Leave with one line on stderr. SystemExit('text') would do the same, but with code 1. """
+    say_error(message)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def stop_on_error(code=2):
+    """ Around code that reads the user's files: an error there is one line, not a traceback, and so
+    is Ctrl-C. """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        stop(error, code)
+    except KeyboardInterrupt:
+        stop('interrupted', 130)

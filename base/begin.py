@@ -2,7 +2,7 @@
 How a script begins. It is imported before torch, and only where the script is the program:
 
     if __name__ == '__main__':
-        import runs.begin
+        import base.begin
 
 It sets what must be set before torch is loaded, and what holds until the script ends:
     a thread that waits spins only for a moment, so that other programs get the core
@@ -93,7 +93,7 @@ def last_words(kind, error, trace):
         leave(error, 2)
     sys.__excepthook__(kind, error, trace)
 
-# ---- which of several processes this is (runs/distributed.py)
+# ---- which of several processes this is (base/distributed.py)
 
 def number(name, default, least, most):
     """ A variable of the environment as a whole number. """

@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from configurator import say_error
-from runs.console import warn
+from base.console import say_error, warn
 
 MEETING = 300.0                # seconds in which all processes must be found at the start
 
@@ -48,7 +47,7 @@ def print0(*words, file=None):
     if rank() == 0:
         try:
             print(*words, file=file, flush=True)
-        except OSError as error:                           # runs/begin.py raises it once
+        except OSError as error:                           # base/begin.py raises it once
             warn(f'{error}; the run goes on')
 
 
