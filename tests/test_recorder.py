@@ -11,7 +11,7 @@ from corpora.tokenizers import byte_tokenizer
 from diffusion import MaskedText
 from launch import run_each, train_each
 from samplers import SAMPLERS
-from sampling import unmasking
+from sampling import recorder
 from sampling.animation import animation
 from sampling.recorder import Recorder, pieces_of, printable, watcher
 from sampling.run import Run
@@ -88,7 +88,7 @@ def test_pieces_are_the_text_cut_where_its_tokens_are_without_control_characters
 
 def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
     monkeypatch.delenv('NO_COLOR', raising=False)
-    monkeypatch.setattr(unmasking, 'PAUSE', 0)
+    monkeypatch.setattr(recorder, 'PAUSE', 0)
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
     l2t(loaded.net, some_latents(loaded, 2), watcher(loaded, 2), sampler='confidence', steps=4)
     frames = capsys.readouterr().out.split('\x1b[J')
