@@ -241,7 +241,8 @@ def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
-        # texts without a known word; to ask of those with Latin letters would take too long
+        # how many texts have no word that the encoder knows. All would take too long to ask, so
+        # only those with a latent of zeros, or without a Latin letter
         odd = [text for text, z in zip(texts, latents) if not (z.any() and LATIN.search(text))]
         n_unknown = sum(encoder.remark(text) == NO_KNOWN_WORD for text in odd)
 
@@ -267,7 +268,8 @@ def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
             lengths, owners = lengths[is_good], owners[is_good]
         latents = stored
 
-    # of given ones, those that say nothing; of its own an encoder says so
+    # given latents that are zeros say nothing of their texts, so they are counted. (Those of an
+    # encoder were counted above, as unknown)
     n_zero = 0
     first_zero = ''
     if given is not None:
