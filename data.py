@@ -224,10 +224,10 @@ class PackedDataset:
         return int(self.first[-1])
 
     def check_files(self, entries=None, digest=True):
-        """ ValueError where a file of these shards (None: all) has not the size, or the digest,
-        that is noted. A digest takes about a second for 1 GB. What was moved away since the split
-        was opened is still mapped, and whole: it is passed over, with a warning where digests are
-        asked for. """
+        """ ValueError where a file of these shards (None: all) does not have the size that its
+        entry notes, or the digest. A digest takes about a second for 1 GB. A file that was moved
+        away since the split was opened is still mapped, and whole: it is passed over, with a
+        warning where digests are asked for. """
         n_gone = 0
         for entry in self.entries if entries is None else entries:
             for name in entry['files']:

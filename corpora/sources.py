@@ -137,8 +137,8 @@ def list_files(spec, kinds=KINDS, passed=None):
 
 
 def without_copies(files, source, counts):
-    """ The files, but those that have the texts of another of the same folder and name, in another
-    form: notes.txt.gz next to notes.txt. """
+    """ The files, without those that hold the same texts as another file of the same folder and
+    name, as notes.txt.gz next to notes.txt. """
     def texts_of(path):
         texts = (text.strip() for text in read_file(path, source, Counter()))
         return filter(None, texts)
@@ -162,7 +162,8 @@ def without_copies(files, source, counts):
 # Documents
 
 def read(source, counts):
-    """ Documents as they stand in the source. What a knob asks for is imported here. """
+    """ The documents as they stand in the source. A reader that only some knob needs is imported
+    when it is needed. """
     # documents with latents of their own
     if source.import_dir:
         from corpora.layouts import read_earlier

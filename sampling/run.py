@@ -56,7 +56,7 @@ MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
 
 @dataclass
 class Needs:
-    """ What a run must have for a direction, or for a task in tasks/. """
+    """ What a run must have for a direction (NEEDS, below), or for a task in tasks/. """
     streams: tuple = ()
     modes: tuple = ()              # of each tuple in it, the run was trained for one mode or more
     masked_text: bool = False      # its text process is MaskedText

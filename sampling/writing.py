@@ -89,7 +89,7 @@ def check_together(net, knobs, sampler):
 
 
 def asked_of_a_row(net, sampler, steps):
-    """ At how many positions of a row, about, a call asks for logits at most. """
+    """ The most positions of a row, about, at which one call of the network asks for logits. """
     if sampler.is_causal:
         return 1
     if sampler.asks_few:
