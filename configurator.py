@@ -6,7 +6,7 @@ read from its source, a config file is run.
 
 A knob is a top-level `name = literal` in the block below a script's imports, or a field of a class.
 The block ends at the first statement of another kind. The default of a knob fixes its type. The
-comment beside it documents it, and --help prints the block as it stands in the source. The comment
+comment next to it documents it, and --help prints the block as it stands in the source. The comment
 may open with a rule, which ends at a colon or a semicolon, and which a value must follow:
 
     [0, 1)                     a number x with 0 <= x < 1; never nan
@@ -198,8 +198,8 @@ def on_command_line(name):
 
 
 def here_or_beside(path):
-    """ Where a file or folder lies that is only read: here, or else beside this module. The path
-    as it is where it is in neither place. """
+    """ Where a file or folder lies that is only read: here, or else next to this module. The path
+    as it is given where it is in neither place. """
     beside = os.path.join(HERE, path)
     return beside if path and not os.path.exists(path) and os.path.exists(beside) else path
 
@@ -213,7 +213,7 @@ def seen_from(path):
 
 def run_config(path):
     """ Runs a config file. Returns {name: value} of its globals that may be knobs. A file that is
-    not there is looked for beside this module. """
+    not there is looked for next to this module. """
     file = here_or_beside(path)
     if os.path.exists(file) and not os.path.isfile(file):                # a pipe would wait
         stop(f'config file {path}: this is a folder, a pipe or a device, expected a file')

@@ -47,7 +47,7 @@ DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; M
 # The manifest
 
 def dataset_folder(name):
-    """ A folder under data/ by name, or a path; where it is not here, beside the scripts. """
+    """ A folder under data/ by name, or a path; if it is not here, next to the scripts. """
     is_path = os.path.sep in name or name in ('.', '..')
     return here_or_beside(name if is_path else os.path.join('data', name))
 
@@ -224,10 +224,10 @@ class PackedDataset:
         return int(self.first[-1])
 
     def check_files(self, entries=None, digest=True):
-        """ ValueError where a file of these shards (None: all) has not the size, or the digest,
-        that is noted. A digest takes about a second for 1 GB. What was moved away since the split
-        was opened is still mapped, and whole: it is passed over, with a warning where digests are
-        asked for. """
+        """ ValueError where a file of these shards (None: all) does not have the size that its
+        entry notes, or the digest. A digest takes about a second for 1 GB. A file that was moved
+        away since the split was opened is still mapped, and whole: it is passed over, with a
+        warning where digests are asked for. """
         n_gone = 0
         for entry in self.entries if entries is None else entries:
             for name in entry['files']:
@@ -339,8 +339,9 @@ def row_order(n, seed, start, count):
 
 @dataclass
 class Loader:
-    """ The micro-batches of a process. A step has grad_accum of them on each of `world` processes,
-    of micro_batch rows each. """
+    """ Makes the micro-batches of one process, the one that has the number `rank`. In a step each
+    of `world` processes reads grad_accum micro-batches of micro_batch rows. Together these rows are
+    the global batch: micro-batch 0 of all ranks, then micro-batch 1 of all ranks, ... """
     data: PackedDataset
     seed: int
     micro_batch: int
@@ -349,15 +350,15 @@ class Loader:
     world: int = 1
 
     def rows_of(self, step, micro, rank):
-        """ The first row of a rank's micro-batch in the global batch, and its rows of the dataset.
-        """
+        """ Of a rank's micro-batch: where in the global batch it begins, and which rows of the
+        dataset it has, (micro_batch,). """
         B = self.micro_batch
         first = (micro * self.world + rank) * B
         rows_a_step = B * self.grad_accum * self.world
         return first, row_order(len(self.data), self.seed, step * rows_a_step + first, B)
 
     def clean_rows(self, step, micro, L):
-        """ Rows, cut to L tokens. """
+        """ The Rows of this process's micro-batch, with texts cut to L tokens. """
         first, chosen = self.rows_of(step, micro, self.rank)
         crop = None
         if self.data.crop:
@@ -366,9 +367,9 @@ class Loader:
         return Rows(tokens, latents, L < self.data.seq_len, step, first)
 
     def batches(self, noisy, stages, start, device):
-        """ Yields what `noisy` (diffusion.Noising) makes of each micro-batch from step `start` on,
-        on the device. On a card threads make the next ones meanwhile, and copy them among the
-        kernels of this step. """
+        """ Yields a diffusion.Batch for each micro-batch from step `start` on, on the device: what
+        `noisy` (diffusion.Noising) makes of its clean rows. On a CPU it is made when it is asked
+        for. On a GPU threads make the next four while this step runs, and copy them. """
         def make(stage, step, micro):
             rows = self.clean_rows(step, micro, stage.seq_len)
             batch = noisy(rows, stage.shares, self.data)

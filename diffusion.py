@@ -103,7 +103,8 @@ def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
     engine = SobolEngine(4, scramble=False).fast_forward(first)
     points = engine.draw(rows, dtype=torch.float64)
     shift = uniforms(seed, step, 'clocks', 0, 1, 4)
-    u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T    # the first two mix best
+    # The first two of Sobol's dimensions fill their square most evenly, so the clocks have them.
+    u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T
 
     # the mode of each row; the clamp is there because the shares may sum to 1 - 1e-16
     edges = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
@@ -116,7 +117,8 @@ def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
     t_text = torch.where(text_drawn > 0, t_min + (1 - t_min) * u_text, 0.0)
     t_latent = torch.where(latent_drawn > 0, t_min + (1 - t_min) * u_latent, 0.0)
 
-    # the null condition: a given modality is pure noise, at clock 1
+    # the null condition: a given modality is pure noise, at clock 1. Given is what has no loss: in
+    # a causal row the text has clock 0 and a loss, so only its latents may be dropped
     dropped = u_drop < cond_drop
     t_text = torch.where(dropped & (text_on == 0), 1.0, t_text)
     t_latent = torch.where(dropped & (latent_on == 0), 1.0, t_latent)
@@ -166,10 +168,14 @@ def nll_of(logits, targets):
 
 
 def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *others, **more):
-    """ The sum over the scored positions of each text of term(logits (p, V), *others (p, ...)) ->
-    (p,). seen, scored (B, L): what the network reads, and where it is scored; t_text (B,); others
-    (B, L, ...), such as the right tokens: all on the host, as is the result, (B,) float64. latents
-    (B, N, D) or None, at clock t_latent (B,), lie on the device. more: of the network. """
+    """ For each text, the sum of a term over its scored positions: (B,) float64.
+    term         term(logits (p, V), *others (p, ...)) -> (p,), of some scored positions
+    seen         (B, L): what the network reads, at clock t_text (B,)
+    latents      (B, N, D) or None, at clock t_latent (B,)
+    scored       (B, L) bool
+    others       (B, L, ...) each: what the term needs besides logits, such as the right tokens
+    more         further arguments of the network
+    latents and t_latent lie on the device, all others and the result on the host. """
     # the network runs its head at the scored positions only
     positions = positions_of(scored)                                     # (P,)
     hidden, _ = model(to_device(seen, t_latent), latents, to_device(t_text.float(), t_latent),
@@ -244,8 +250,9 @@ class NoisyText(NamedTuple):
     importance: torch.Tensor | None = None     # as in Batch
 
     def fields(self, tokens):
-        """ {field of a Batch: value}: where the head runs, and what is right there. The weight is
-        divided by B L: rows without a text loss count, too. """
+        """ {field of a Batch: value}: the positions where the head runs, and for each of them the
+        right token and the weight. The weight is divided by B L: rows without a text loss count,
+        too. """
         positions = positions_of(self.scored)                            # (P,)
         weight = self.weight / self.scored.numel()
         return dict(
@@ -257,24 +264,24 @@ class NoisyText(NamedTuple):
 
 
 class TextProcess:
-    """ What training asks of a text process, beside its corrupt, training_weight and loss. """
+    """ What training asks of a text process besides its corrupt, training_weight and loss. """
     masks_on_device = False        # True: a network decides what is masked, so Loss calls it
     samplers = None                # {name: samplers.Sampler}; None: all of samplers.py
     corrects = False               # True: it may take back what it wrote (self_correct)
 
     def noisy_text(self, tokens, t, text_on, u, step, known_mask):
-        """ Clean texts (B, L) as training reads them: NoisyText. t (B,): their clocks; text_on (B,):
-        whether a row has a text loss; u (B, L) uniform; step: of the run. """
+        """ The NoisyText that training reads, of clean texts (B, L). t (B,): their clocks; text_on
+        (B,): whether a row has a text loss; u (B, L) uniform; step: of the run. """
         x_t, mask = self.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
         weight = self.training_weight(t)[:, None].expand(scored.shape)
         return NoisyText(x_t, scored, weight)
 
     def loss_coefficients(self, t):
-        """ What the loss needs of the clocks t (B,) beside the weight: (B, n), or None. """
+        """ What the loss needs of the clocks t (B,) besides the weight: (B, n), or None. """
 
     def logged(self, step):
-        """ {name: value} for the log, beside the losses. """
+        """ {name: value} for the log, besides the losses. """
         return {}
 
 
@@ -435,10 +442,10 @@ class Batch:
     # the text, and the P positions where it is scored
     x_t: torch.Tensor              # (B, L) as the network reads it
     positions: torch.Tensor        # (P,) in the flattened B L
-    targets: torch.Tensor          # (P,) the tokens that are right there
+    targets: torch.Tensor          # (P,) the right token at each of these positions
     weight: torch.Tensor           # (P,) w(t) / (B L), in causal rows causal_weight / (B L)
     coefficients: torch.Tensor     # (P, n) what else a process of processes/ needs of the clocks
-    # the latents, which Loss mixes
+    # the latents and their noise, which Loss.forward mixes on the device
     clean: torch.Tensor            # (B, N, D)
     noise: torch.Tensor            # (B, N, D)
     row_weight: torch.Tensor       # (B,) 1, or 0 where a row has no latent loss
@@ -472,8 +479,8 @@ class Noising:
     causal_weight: float = 1.0     # of the loss of causal rows
 
     def __call__(self, rows, shares, ids):
-        """ The Batch of clean rows (data.Rows). shares: from mode_shares; ids: their EOS and PAD.
-        """
+        """ The Batch of clean rows (data.Rows). shares: from mode_shares. ids: whatever has `eos`
+        and `pad`, such as their dataset. """
         seed, step = self.seed, rows.step
         tokens, latents = rows.tokens, rows.latents
         B, L = tokens.shape
@@ -486,7 +493,7 @@ class Noising:
         if 'latent' in self.streams:
             noise = normals(seed, step, 'latent', rows.first, *latents.shape)
 
-        # latents are those of whole texts: beside a text that is cut they have no loss
+        # a latent is that of the whole text: a row whose text was cut has no latent loss
         if rows.is_cut and set(self.streams) == {'text', 'latent'}:
             is_whole = is_end(tokens[:, -1], ids)
             clocks = clocks._replace(latent_on=torch.where(is_whole, clocks.latent_on, 0))
@@ -646,7 +653,7 @@ class Loss(nn.Module):
 
         nats = causal_nats = error = torch.zeros(B)
         with self.autocast():
-            # nats of the text, beside clean latents or none
+            # nats of the text, given clean latents or none
             if 'text' in predict and {'l2t', 'unconditional'} & modes:
                 clock = zeros if 'l2t' in modes else ones
                 nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u,
@@ -654,7 +661,7 @@ class Loss(nn.Module):
             if 'causal' in modes:
                 causal_nats = exact_nll(self.model, tokens, latents_at(zeros), zeros)
 
-            # the error of the latents, beside a clean text or none
+            # the error of the latents, given a clean text or none
             if 'latent' in predict:
                 t_text = torch.zeros(B) if 't2l' in modes else torch.ones(B)
                 x_t = None

@@ -21,7 +21,7 @@ Where this departs from SD3, and why:
     modulation shared by all blocks, plus a table         adaLN-single (PixArt, arXiv:2310.00426);
                                                           vanilla adaLN is a third of the parameters
     rotary positions for text (arXiv:2104.09864)          squared-ReLU MLP (arXiv:2109.08668)
-    bag=True: a bag of the tokens beside the blocks       an embedding of a text is nearly linear in
+    bag=True: a bag of the tokens past the blocks         an embedding of a text is nearly linear in
                                                           its words; attention is slow to find that
     shortcut=True: a linear map from latents to tokens    the same in the other direction
 
@@ -48,8 +48,9 @@ class ModelConfig:
     width: int = 256                      # C of the text stream, and of the attention
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
-    shift: bool = False                   # rows that are not causal also read token i - 1 at
-                                          # position i: they predict the next token too
+    shift: bool = False                   # True: all rows read token i - 1 at position i, not the
+                                          # causal ones alone, so all predict the next token. (It
+                                          # is not the shift of the modulation)
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents
@@ -82,8 +83,9 @@ def pad_of(vocab_size):
 # Leaves
 
 def in_compute_dtype(x, weight):
-    """ What enters the blocks, in the dtype of their weights: sampling casts these once. On a GPU
-    under autocast it is bfloat16, like the products: half the memory to read and write. """
+    """ x, which is to enter the blocks, in the dtype of their weights: sampling casts these weights
+    once. On a GPU under autocast it becomes bfloat16, as the products are: that halves the memory
+    to read and write. """
     if x.is_cuda and torch.is_autocast_enabled('cuda'):
         return x.to(torch.get_autocast_dtype('cuda'))
     return x.to(weight.dtype)
@@ -309,7 +311,8 @@ class Model(nn.Module):
             self.register_buffer('cos', angles.cos().float(), persistent=False)
             self.register_buffer('sin', angles.sin().float(), persistent=False)
 
-        # the same for the latents; bag and shortcut have gates beside the modulation
+        # the same for the latents; the layer of their modulation also gives the gates of bag and
+        # shortcut
         if 'latent' in c.streams:
             K = c.n_latents * c.latent_tokens
             n_gates = c.latent_dim * c.bag + 2 * c.shortcut
@@ -336,7 +339,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.init_weights()
 
-        # what lies with the weights beside the network
+        # what is saved with the weights, besides the network
         self.importance = None
         if c.importance != 'none':
             self.importance = Importance(c.importance, c.vocab_size, c.seq_len)
@@ -351,7 +354,7 @@ class Model(nn.Module):
         positions (P,) int64: where the head runs, in the flattened B * L; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
         return_hidden: the text's hidden states in place of its logits; a loss runs the head itself.
-        n_causal: the last so many rows are causal.
+        n_causal: how many rows are causal, the last ones of the batch.
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
         prediction (B, N, D) float32; None where not wanted.
         """
@@ -398,7 +401,9 @@ class Model(nn.Module):
         return logits, prediction
 
     def shifted(self, tokens, n_causal):
-        """ Tokens (B, L) as they are read: in causal rows one position later, and MASK first. """
+        """ Tokens (B, L) as the blocks read them. In causal rows, and with config.shift in all,
+        each token stands one position later, and MASK stands first. So position i predicts token i
+        from those before it. """
         if tokens is None or not (self.config.shift or n_causal):
             return tokens
         later = F.pad(tokens[:, :-1], (1, 0), value=self.config.vocab_size)
@@ -526,7 +531,7 @@ class Model(nn.Module):
         return groups
 
 # -----------------------------------------------------------------------------
-# How important a token is: adaptive masking goes by it
+# How important a token is, for adaptive masking
 
 class Importance(nn.Module):
     """ The importance of each token of a clean text, (B, L) -> (B, L) in [0, 1], and its learned

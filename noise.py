@@ -68,7 +68,7 @@ def normals(seed, step, purpose, first, rows, *shape):
     return torch.special.ndtri(u).float().view(rows, *shape)
 
 # -----------------------------------------------------------------------------
-# Sampling: each row draws its own numbers, whatever stands beside it
+# Sampling: each row draws its own numbers, whatever other rows are in its batch
 
 def rows_of(n, num_samples=1):
     """ (n num_samples, 2) int64: of each row its source, and which of its samples it is. The
@@ -84,8 +84,8 @@ def rows_of(n, num_samples=1):
 
 
 def parts_of(rows, n_parts, most):
-    """ A row for each of n_parts (n,) parts of each row, at most so many: (sum of n_parts, 2). The
-    parts of a row are samples of their own, the same whatever the number of parts. """
+    """ Row i becomes n_parts[i] rows, at most `most`: (sum of n_parts, 2). These parts are samples
+    of their own. Part k draws the same numbers whatever n_parts is. """
     n_parts = np.asarray(n_parts)
     first = n_parts.cumsum() - n_parts
     part = np.arange(n_parts.sum()) - np.repeat(first, n_parts)
@@ -94,8 +94,9 @@ def parts_of(rows, n_parts, most):
 
 
 class Noise:
-    """ seed: of the knobs. rows (B, 2): as rows_of gives them. part: of a text that is written in
-    several parts, which one: the parts share no numbers, however many calls each takes. """
+    """ The random numbers of the rows of a batch. seed: the knob. rows (B, 2): as rows_of gives
+    them. part: which part, of a text that is written in parts (samplers.in_blocks). Two parts share
+    no numbers, however many calls each takes. """
 
     def __init__(self, seed, rows, part=0):
         self.seed = seed

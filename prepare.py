@@ -123,8 +123,9 @@ MONTH = 30 * 86400.0         # seconds that a process waits for the others
 # Knobs. `knobs` is a namespace of all of them, a source has a copy of them
 
 def settle(knobs):
-    """ Settles the knobs that are '' or None. Returns train's source, and val's: None where val is
-    split off. ValueError where knobs exclude each other. """
+    """ Gives the knobs that are '' or None their values. Returns two sources (corpora/sources.py):
+    that of train, and that of val, or None where val is split off train. ValueError where knobs
+    exclude each other. """
     if knobs.same_as:
         take_settings(knobs)
     if (knobs.hub_dataset or knobs.import_dir) and knobs.input == 'builtin':
@@ -237,8 +238,8 @@ def folder_of(knobs):
 
 def make_record(knobs, val):
     """ The knobs that decide what is in the dataset. No path of this machine is in it. """
-    beside = ('out', 'device', 'inspect', 'export_dir')
-    record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
+    left_out = ('out', 'device', 'inspect', 'export_dir')
+    record = {knob: value for knob, value in vars(knobs).items() if knob not in left_out}
     for knob in ('same_as', 'latents_from'):
         if record[knob].startswith(COLUMN):
             continue
@@ -363,7 +364,7 @@ def write_shards(knobs, claim, plan, shards, settings, tok, encode):
     for split, n in plan.totals.items():
         n_shards[split] = -(-n // knobs.shard_size)
         n_left += len(range(rank(), n_shards[split], world()))
-        # nor does a shard of a finished dataset vanish
+        # does a finished dataset have more shards than that? Then one of them would vanish
         check_same(folder, f'{split}-{n_shards[split]:05d}', None, plan.finished)
     n_all = sum(n_shards.values())
     if n_all > MOST_SHARDS:
@@ -403,9 +404,9 @@ def write_shards(knobs, claim, plan, shards, settings, tok, encode):
 
 
 def check_latents(entries, at_least=0):
-    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), or many that
-    were given are zeros; a warning if some are so. at_least: early in a run, a share of so many.
-    """
+    """ ValueError if too large a share of the latents cannot be stored in float16 (NaN, inf, or too
+    large), or of the given ones is zeros; a warning if a few are so. at_least: while shards are
+    still being written, the share is at least of so many. """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
     first = next((entry['flaw'] for entry in entries if entry.get('flaw')), '')
@@ -443,7 +444,9 @@ def finish(claim, plan, record, splits, tok, encode):
     # statistics of the latents
     if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
         stats = latent_stats(folder, splits['train']['shards'])
-        if encode and encode.record['id'] == 'morgan':       # else wrong rare bits weigh more
+        # a fingerprint gets one scale for all its bits. With a scale of its own a rare bit would
+        # weigh more than the others, and so would an error in it
+        if encode and encode.record['id'] == 'morgan':
             live = stats['std'] > 0
             stats['std'][live] = np.sqrt(np.mean(stats['std'][live] ** 2))
         check_stats(LatentStats(**stats))

@@ -93,8 +93,9 @@ dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 # What is asked for
 
 def direction_of(run):
-    """ What is asked for by mode: a direction. By default that which the run was trained for. A
-    config of training may name a mix, or unconditional of a run with one stream. """
+    """ The direction that the knob mode asks for. Where it is '', a mix as l2t+causal, or another
+    mode that only training has, as in the config of a training, it follows from the run: infill
+    where the text has a [MASK], else what the run was trained for. """
     if len(run.net.streams) == 1:
         default = run.net.streams[0]
     else:
@@ -127,8 +128,9 @@ def check_knobs(run, direction, config):
 
 
 def read_given(run, direction, text):
-    """ What a direction is given to read: names, one a source, to be shown; texts; raw latents
-    (n, N, D). None: it reads none. """
+    """ What a direction is given to read, in three fields. names: a line for each source, which
+    is printed above its samples; '' prints none. texts: n texts, or None. raw: raw latents
+    (n, N, D), or None. """
     given = SimpleNamespace(names=[''] * num_samples, texts=None, raw=None)
     if direction in ('unconditional', 'text', 'latent'):
         return given
@@ -178,11 +180,12 @@ def what_it_reads(run, direction):
 
 
 def names_of_latents(n):
-    """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if these are n. """
+    """ The names of the n latents of FILE.npy: the lines of FILE.txt next to it, if these are n;
+    else FILE.npy[0], FILE.npy[1], ... """
     beside = os.path.splitext(latents)[0] + '.txt'
     lines = []
     with suppress(ValueError, OSError), open(beside, encoding='utf-8') as f:
-        # they are for display alone, so a large file is none of ours
+        # they are only shown. No more than n + 1 lines are read, in case it is another, large file
         lines = [line.strip() for line in itertools.islice(f, n + 1)]
     return lines if len(lines) == n else [f'{latents}[{i}]' for i in range(n)]
 
@@ -276,7 +279,8 @@ def respond(run, direction, config):
         if len(rows) > 1:
             raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
 
-    # draw: of nothing there is one of each name
+    # draw. From nothing there are num_samples names '', with one sample each; else num_samples of
+    # each source
     n_each = 1 if given.texts is None and given.raw is None else num_samples
     on_step = no_callback
     if watch and direction not in ('t2l', 'latent'):

@@ -17,7 +17,7 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
                                     else; known_mask lies on the host
     noise                           noise.Noise: the random numbers of the rows. A sampler
                                     asks for as many whatever the other rows are, so that a row is
-                                    written the same beside any others
+                                    written the same in any batch
     on_step(tokens, logits, positions)
                                     called after every step, with what the network said in it
     knobs                           all of sampling/knobs.py; a sampler names those that it reads
@@ -94,7 +94,7 @@ def make_propose(temperature, nucleus):
     by the uniform numbers u.
     temperature: below LEAST_TEMPERATURE the likeliest token, and u is not read.
     nucleus: of these probabilities only the largest stay, see nucleus_filter.
-    tilt (P, V): a factor on the probabilities, for processes that know something of x beside.
+    tilt (P, V): a factor on the probabilities, for processes that know more of x.
     """
     def propose(logits, u, tilt=None):
         if tilt is not None:
@@ -231,10 +231,10 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, noise, on_s
     n = masked.sum(1, keepdim=True)                                      # (B, 1)
     steps = min(steps, int(n.max()))                                     # more would unmask nothing
     for i in range(steps):
-        # k positions of each row by lot: the k smallest of uniform numbers
+        # k masked positions of each row at random: those with the k smallest uniform numbers
         k = part_of_step(n, i, steps)                                    # (B, 1)
-        lot = noise.uniforms('unmask', masked.shape[1]).masked_fill(~masked, 2)
-        unmask = masked & (rank_in_row(lot) < k)
+        u = noise.uniforms('unmask', masked.shape[1]).masked_fill(~masked, 2)
+        unmask = masked & (rank_in_row(u) < k)
 
         # their tokens
         model_t = model_time(masked.sum(1))                              # (B,)
@@ -354,8 +354,11 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step
 
 def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
                    ends=None, **knobs):
-    """ One token after the other, by a network that has learned causal rows; `steps` is not read. A
-    text that has its EOS is filled with PAD. What is known behind a token stays, unseen until then.
+    """ One token after the other, by a network that has learned causal rows. `steps` is not read.
+    After its EOS a text is filled with PAD. A known token stays, and those before it are written
+    without seeing it.
+    Here denoise is that of Denoiser.given(is_causal=True). It gets only the tokens before i, and
+    answers for the next one. The positions tell it where that stands.
     ends: the ids of EOS and PAD. """
     eos, pad = ends
     tokens, masked, _ = init_state(text, tokens, known_mask)
@@ -388,7 +391,7 @@ def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_
 
 
 def before(tokens, i, mask_id):
-    """ What is read where x^i is predicted: MASK, and the tokens (B, L) before i. """
+    """ What the network reads to predict x^i: MASK, and the tokens before i. (B, 1 + i). """
     return F.pad(tokens[:, :i], (1, 0), value=mask_id)
 
 

@@ -58,9 +58,9 @@ seed = 0                       # [0, 1e18]
 mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as l2t+3*causal>
                                # each row draws one. A schedule: t2l:40%,l2t trains t2l for the
                                # first 40 % of the steps, then l2t
-causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
+causal_weight = 1.0            # [0, 1e6]: weight of the loss of causal rows; other rows have 1
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
-latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
+latent_weight = 1.0            # [0, 1e6]: weight of the latent loss; the text loss has 1
 init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model; what else the modes need is chosen by runs/preflight.py
 streams = ('text', 'latent')   # text | latent
@@ -89,7 +89,7 @@ dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, 
 compile = False                # compile the blocks, on a card the loss of masked text too: a minute
 parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
 # ---- logs and checkpoints
-keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best
+keep = 2                       # [1, 1e6]: how many of the newest checkpoints stay, besides the best
 eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_rows = 1024               # [1, 1e9]: how many rows of the validation split are evaluated
 log_interval = 50              # [1, 1e4]
@@ -163,7 +163,7 @@ with stop_on_error():
     rows_a_step = micro_batch * grad_accum * world
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)
     with torch.device('meta'):
-        sketch = Model(model_config)                         # the network without memory
+        sketch = Model(model_config)                         # shapes alone, which take no memory
     for stage in stages:
         stage.flops = grad_accum * world * preflight.flops_of(sketch, micro_batch, stage,
                                                               text_process)
@@ -193,7 +193,8 @@ else:
 
 model = Model(model_config).to(device)
 if compile:
-    # torch makes a program for each stage and number of causal rows; its default limits are lower
+    # torch compiles a program for each stage and each number of causal rows, which are more than
+    # its limits allow by default
     torch._dynamo.config.recompile_limit = 64 * len(stages)
     torch._dynamo.config.accumulated_recompile_limit = 256 * len(stages)
     for block in model.blocks:                           # all blocks are one program: compiled once
@@ -226,16 +227,18 @@ if optimizer == 'muon':
 
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
 resume_or_begin(state, train_data, text_process, config)
-if model.importance:                             # its table is of this dataset, also by init_from
+# the table of this dataset, also where init_from gave the weights
+if model.importance:
     model.importance.rarity.copy_(text_process.adaptive.rarity)
 
 # -----------------------------------------------------------------------------
 # Evaluate, save, log; a stage
 
 def evaluate():
-    """ True if the averaged weights are the best so far; False if they were evaluated already, or
-    on a signal. Logs val_text the bound and val_causal, nats per real token, and val_latent,
-    squared error per dimension, over eval_rows rows of the validation split. """
+    """ Measures the averaged weights on eval_rows rows of the validation split. Returns True if
+    they are the best so far; False if not, if this step was evaluated already, or if a signal came.
+    Logs val_text (the bound) and val_causal (exact), in nats per real token, and val_latent, the
+    squared error per dimension. """
     if state.step == state.evaluated_at:
         return False
 
@@ -250,7 +253,8 @@ def evaluate():
             if all_reduce_max(run_folder.signal_seen):
                 return False
             with stop_on_error():                          # data that is found wrong only when read
-                # behind the last batch nothing counts: FSDP gathers for all, so each must call
+                # FSDP gathers the weights in every call, so all ranks make equally many. A rank
+                # without a batch of its own reads one past the end, of which no row counts
                 sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict,
                                          modes)
     model.train()
@@ -264,7 +268,8 @@ def evaluate():
         val['val_causal'] = causal_nats / real
     if 'latent' in predict:
         val['val_latent'] = squared_error / rows
-    # whoever guesses pays ln V where a text is scored: PAD is, in a masked text
+    # the loss of a uniform guess: ln V for each position that is scored. In a masked text PAD is
+    # scored as well, but the loss is given per real token
     ln_V = math.log(model_config.vocab_size)
     n_scored = rows * train_data.seq_len if predict_length else real
     guess = dict(val_text=ln_V * n_scored / real, val_causal=ln_V, val_latent=math.inf)
@@ -278,8 +283,9 @@ def evaluate():
 
 
 def save(is_best):
-    """ Whether the step is saved. A full disk is a warning; the third time in a row, at the end, or
-    after a signal it is exit code 5. What is not finite is not saved: exit code 3. """
+    """ Saves this step, and returns whether it is saved. A full disk is a warning; the third time
+    in a row, at the end, or after a signal it ends the run with exit code 5. Weights that are not
+    finite are not saved, and end it with exit code 3. """
     distributed.rank0_or_stop(2, run_folder.check)
     if state.step == state.saved_at and not is_best:
         return True
@@ -404,7 +410,9 @@ while True:
     for opt, rate in zip(optimizers, rates):
         for group in opt.param_groups:
             group['lr'] = rate * factor
-        opt.found_inf = bad                                # read on the device: nothing waits
+        # where it is 1, fused AdamW and our Muon move nothing. They read it on the device, so the
+        # host does not wait
+        opt.found_inf = bad
         opt.step()
         opt.zero_grad(set_to_none=True)
     state.skipped += bad

@@ -107,7 +107,7 @@ def number(name, default, least, most):
 
 
 def check_launcher():
-    """ RANK counts beside WORLD_SIZE alone: without it, a shell has kept it from another job. """
+    """ RANK counts only with WORLD_SIZE. Alone it was left in the shell by another job. """
     world = number('WORLD_SIZE', '1', 1, 10**9 - 1)
     if world > 1:
         number('RANK', '', 0, world - 1)

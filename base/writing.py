@@ -65,7 +65,7 @@ def write_whole(path, named=False):
     if named:
         path = os.path.realpath(path)
 
-    # a new file beside it, with the mode of the old one
+    # a new file next to it, with the mode of the old one
     folder, name = os.path.split(path)
     folder = folder or '.'
     mode = new_mode(0o666)
@@ -90,7 +90,7 @@ def write_text(path, text, named=False):
 
 
 def fresh_folder(path):
-    """ An empty folder of a new name beside a path. """
+    """ An empty folder of a new name next to a path. """
     path = Path(path)
     tmp = Path(tempfile.mkdtemp(prefix=f'{TEMPORARY}{path.name[:100]}-', dir=path.parent))
     with suppress(PermissionError):

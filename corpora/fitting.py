@@ -12,7 +12,7 @@ from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
 from corpora.tokenizers import parts_of, words_of_bytes
 from encoders import DEFAULTS
 
-# of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
+# the idf of a term of two or more words is multiplied by it; 1, as for a word, was worse (LOG.md)
 NGRAM_WEIGHT = .5
 
 
@@ -43,7 +43,7 @@ def train_bpe(texts, vocab_size):
 
 def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
     """ Fitted on a list of texts. The same texts, dims, seed and threads give the same bits.
-    At most max_terms words are known, and as many terms of several words. """
+    At most max_terms words are known, and as many terms of two or more words. """
     # terms of at least two texts, those of most texts first
     df = {}
     for text in progress_bar(texts, desc='lsa', unit=' texts'):

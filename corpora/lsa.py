@@ -92,7 +92,7 @@ class LSA:
                 f'leaves out ({", ".join(dict.fromkeys(unknown))})')
 
     def arrays(self):
-        """ What lies in encoder.npz. """
+        """ {name: array}, all that encoder.npz holds. """
         terms = np.frombuffer('\n'.join(self.terms).encode(), np.uint8)
         return dict(words=terms, idf=self.idf.numpy(), projection=self.projection.numpy())
 

@@ -367,7 +367,7 @@ def read_smiles(path, lines, counts):
 # -----------------------------------------------------------------------------
 # Records
 
-# each reader yields (record, where); `column` is read beside source.field
+# each reader yields (record, where); it reads `column` as well as source.field
 
 def read_json_lines(path, source, column=''):
     for number, line in enumerate(lines_of(path, source), 1):

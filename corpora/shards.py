@@ -45,8 +45,9 @@ SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max
 # Files
 
 def check_same(folder, name, now, finished):
-    """ ValueError where something in a finished dataset would become another. finished: {name of a
-    file: its digest, of a shard: its key}; {} where the dataset is not finished. """
+    """ ValueError where a file or a shard of a finished dataset would change. now: its digest or
+    key as it would be written; None: it would not be there. finished: what it has now, {name: the
+    digest of a file, or the key of a shard}; {} where the dataset is not finished. """
     if finished and finished.get(name) != now:
         raise ValueError(f'{folder} holds a finished dataset, and {name} would become another: its '
                          'documents, latents or encoder have changed; choose another --out= or '
@@ -109,7 +110,7 @@ class Chunker:
         yield ids
 
     def last_cut(self, ids):
-        """ The best position of a cut, from 1 to max_tokens. A cut at k lies before ids[k]. """
+        """ Where to cut, from 1 to max_tokens: a cut at k lies before ids[k]. """
         most = self.max_tokens
         after = ids[1:most + 1]                                          # the id after each cut
         is_late = np.arange(1, most + 1) > most // 2
@@ -122,7 +123,7 @@ class Chunker:
 
 
 def in_batches(texts):
-    """ Lists of texts that are tokenized at a time; a long text is alone. """
+    """ Yields lists of texts to be tokenized together. A long text is alone in its list. """
     batch = []
     n_characters = 0
     for text in texts:
@@ -241,7 +242,8 @@ def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
-        # texts without a known word; to ask of those with Latin letters would take too long
+        # how many texts have no word that the encoder knows. All would take too long to ask, so
+        # only those with a latent of zeros, or without a Latin letter
         odd = [text for text, z in zip(texts, latents) if not (z.any() and LATIN.search(text))]
         n_unknown = sum(encoder.remark(text) == NO_KNOWN_WORD for text in odd)
 
@@ -267,7 +269,8 @@ def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
             lengths, owners = lengths[is_good], owners[is_good]
         latents = stored
 
-    # of given ones, those that say nothing; of its own an encoder says so
+    # given latents that are zeros say nothing of their texts, so they are counted. (Those of an
+    # encoder were counted above, as unknown)
     n_zero = 0
     first_zero = ''
     if given is not None:

@@ -137,8 +137,8 @@ def list_files(spec, kinds=KINDS, passed=None):
 
 
 def without_copies(files, source, counts):
-    """ The files, but those that have the texts of another of the same folder and name, in another
-    form: notes.txt.gz beside notes.txt. """
+    """ The files, without those that hold the same texts as another file of the same folder and
+    name, as notes.txt.gz next to notes.txt. """
     def texts_of(path):
         texts = (text.strip() for text in read_file(path, source, Counter()))
         return filter(None, texts)
@@ -162,7 +162,8 @@ def without_copies(files, source, counts):
 # Documents
 
 def read(source, counts):
-    """ Documents as they stand in the source. What a knob asks for is imported here. """
+    """ The documents as they stand in the source. A reader that only some knob needs is imported
+    when it is needed. """
     # documents with latents of their own
     if source.import_dir:
         from corpora.layouts import read_earlier
@@ -240,7 +241,7 @@ def hash_function(source):
     else:
         canonical = str
 
-    # a text is asked for twice where duplicates are dropped
+    # the last text is remembered: one that follows its like is hashed once
     @functools.lru_cache(1)
     def hash_of(text):
         return text_hash(normalize('NFC', canonical(text)))
@@ -267,7 +268,7 @@ def documents(source, counts):
         counts['invalid_utf8'] += bool(n_invalid)
 
         reason = None
-        if not VISIBLE.search(text) or text == r'\N':        # as a database writes nothing
+        if not VISIBLE.search(text) or text == r'\N':        # which stands for NULL in a dump
             reason = 'empty'
         elif '\0' in text:
             reason = 'nul'

@@ -33,7 +33,7 @@ FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many
 @dataclass
 class Plan:
     """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
-    is_val: np.ndarray         # of each document of the input, in the order of reading: packed bits
+    is_val: np.ndarray         # a bit for each document of the input, in the order of reading
     totals: Counter            # documents of train and val
     digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
@@ -46,8 +46,9 @@ class Plan:
 
 def survey(source, val, val_fraction):
     """ A Plan for the documents of `source`, of which a part becomes val, unless `val` is a source
-    of its own; and the texts of train to fit on. """
-    # read all; again, if all or none have fallen below the limit: at least one goes to each split
+    of its own; and the texts of train that tokenizer and lsa are fitted on, a list. """
+    # read all. A document whose hash is below the limit goes to val. Where this leaves a split
+    # empty, the limit moves just enough to give it one document, and all are read again
     limit = 0 if val else int(val_fraction * 2**64)
     counts, sizes, digest, sample, hashes = read_once(source, limit)
     if len(hashes) and not val:
@@ -98,7 +99,7 @@ def survey(source, val, val_fraction):
 
 
 def noted(docs, digest):
-    """ The documents, as they are added to a digest. """
+    """ Passes the documents on, and adds each to a digest. """
     for doc in docs:
         digest.update(f'{len(doc.text)}:{doc.text}'.encode())
         yield doc
@@ -125,10 +126,15 @@ class Sizes:
 
 
 def read_once(source, limit):
-    """ The counts of all documents, the Sizes of the splits, the digest, a sample of train as
-    [(-hash, text)], and the hash that decides the split of each document, (n,) uint64: that of its
-    group, or else of its text. Below the limit it is val. The sample has the smallest hashes of
-    train, so it is uniform, and the same in any order of reading; all of it fits into memory. """
+    """ Reads all documents once. Returns
+    counts    what was read, kept and dropped
+    sizes     the Sizes of the splits
+    digest    of all documents, in the order of reading
+    sample    texts of train to fit on, [(-hash, text)]: those with the smallest hashes. So it is
+              uniform, the same in any order of reading, and fits into memory
+    hashes    (n,) uint64, of each document: the hash of its group, or where it has none of its
+              text. A document whose hash is below the limit is val
+    """
     counts = Counter()
     sizes = Sizes(source.shard_size)
     digest = hashlib.sha256()
@@ -145,7 +151,8 @@ def read_once(source, limit):
             if limit <= h < highest_of_sample:
                 heapq.heappush(sample, (-h, doc.text))
                 n_bytes += getsizeof(doc.text)
-            # what leaves the sample is its highest hash, and no higher one comes again
+            # too many: the one with the highest hash leaves, and from now on none with a higher
+            # hash enters
             while len(sample) > FIT_DOCUMENTS or n_bytes > MOST_MEMORY and len(sample) > 1:
                 minus_h, text = heapq.heappop(sample)
                 highest_of_sample = -minus_h

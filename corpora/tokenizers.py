@@ -60,8 +60,9 @@ def spelled(kind, text):
 
 
 def parts_of(text):
-    """ A long text in parts that join to it. A cut lies before a word, where a tokenizer cuts, too;
-    between any two characters only where no word ends for long. """
+    """ Cuts a long text into parts; joined, they are the text. A cut lies before a word, where a
+    tokenizer cuts as well. Only where no word ends for a long stretch, it lies between any two
+    characters. """
     begin = 0
     while len(text) - begin > LONGEST_PART:
         middle = begin + LONGEST_PART // 2

@@ -10,7 +10,7 @@ and a new process may inherit what it does not change. Time t runs from 0 (clean
     training_weight(t)                   the weight of a row's loss in training
     noisy_text(tokens, t, text_on, u, step, known_mask)
                                          a diffusion.NoisyText, which the two above make
-    loss_coefficients(t)                 (B, n), if the loss depends on the clock beside its weight
+    loss_coefficients(t)                 (B, n), if the loss depends on the clock besides its weight
     loss(hidden, head, targets, weight, seen, coefficients)
                                          the loss, and of the scored positions nats and whether
                                          right

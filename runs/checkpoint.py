@@ -9,7 +9,7 @@ No code is run from one, and every broken byte is noticed.
 There is one form, whatever wrote it: one process, DDP or FSDP2. The tensors are whole, and any
 number of processes reads them.
 
-training_state.json holds the size and the SHA-256 of the files beside it, and its own SHA-256, so a
+training_state.json holds size and SHA-256 of the files next to it, and its own SHA-256, so a
 checkpoint can be proven whole. Shapes are compared with the file's before a model takes memory.
 
 A kill at any moment costs at most the checkpoint that is being written: all files go into a folder
@@ -73,8 +73,10 @@ def identity_of(model_config, knobs, meta):
 
 
 def of_dataset(meta, but=()):
-    """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder says where it lay,
-    its revision which it is. bag.npy begins a training. but: endings of samples' files to pass. """
+    """ {name: value} of a dataset: its tokenizer, its encoder, its files and its samples. Two
+    things are left out: the id of the encoder, which says where it lay (its revision says which one
+    it is), and bag.npy, which only a new training reads. but: files of shards with these endings
+    are left out as well. """
     found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':

@@ -3,8 +3,8 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 
     step  1,100/1,100 | loss 1.6658 | text 3.7347 per token, 23.9 % right | norm 0.99 | ...
 
-`text` is the loss of the masked rows, per real token. Over clocks from t_min on it is no bound on
--log p; val_text of the validation is one.
+`text` is the loss of the masked rows, per real token. It is no bound on -log p, as clocks begin at
+t_min; val_text, of the validation, is one.
 """
 import math
 import os
@@ -137,8 +137,9 @@ def no_link(path, flags):
 
 
 class StepLog:
-    """ The steps since the last line. What is known of them stays on the device until `report`.
-    rows_of(step, micro, rank) -> (first row, rows of the dataset). """
+    """ Collects the steps since the last line of the log. What is known of them stays on the device
+    until `report`. rows_of(step, micro, rank): as Loader.rows_of, to say in which rows a loss was
+    not finite. """
 
     def __init__(self, out_dir, device, max_iters, rows_of, config):
         self.out_dir, self.device = out_dir, device
@@ -162,8 +163,8 @@ class StepLog:
         self.n_steps = 0                                   # of this process
 
     def add(self, bad, loss, norm, done):
-        """ A step that is done. bad: 1 where it was skipped. done: (diffusion.Batch, Losses) of its
-        micro-batches; all on the device. """
+        """ Keeps what is to be logged of a step. bad: 1 where it was skipped. done: a list of
+        (diffusion.Batch, Losses), one for each micro-batch. All lie on the device. """
         sums = [statistics(batch, losses) for batch, losses in done]
         self.sizes = {name: x.numel() for name, x in sums[0].items()}
         total = sum(torch.cat(tuple(of_one.values())) for of_one in sums)
@@ -226,7 +227,8 @@ class StepLog:
                 f'python {evaluate} --out_dir={out_dir}{tasks}')
 
     def evaluation(self, step, val, guess, is_best, seconds):
-        """ val, guess: {name: loss}, of the network and of whoever guesses. """
+        """ Logs an evaluation, and warns of a loss that is not better than a guess. val, guess:
+        {name: loss}, of the network, and of a uniform guess. """
         words = []
         for name, value in val.items():
             unit = 'per dimension'

@@ -51,8 +51,8 @@ def newton_schulz(x, coefficients=OF_TORCH, dtype=torch.bfloat16, eps=1e-7):
 
 
 def share_of(n):
-    """ Which of n matrices this process works on. All shares have the same size: the last ones
-    repeat a matrix. """
+    """ The numbers of those of n matrices that this process works on. All shares have the same
+    size: the last ones repeat the last matrix. """
     size = -(-n // world())
     return [min(i, n - 1) for i in range(rank() * size, (rank() + 1) * size)]
 
@@ -112,9 +112,10 @@ class Muon(torch.optim.Optimizer):
 
     def step_of_shape(self, parameters, lr, weight_decay):
         n, longer_side = len(parameters), max(parameters[0].shape)
-        is_bad = self.found_inf.to(parameters[0].device) > 0             # at first on the host
+        # found_inf lies on the host until train.py sets it
+        is_bad = self.found_inf.to(parameters[0].device) > 0
 
-        # the momentum; a bad gradient is replaced by it, so nothing moves
+        # the momentum. A bad gradient is replaced by the momentum itself, which then stays as it is
         momenta = self.momenta_of(parameters)
         gradients = torch.stack([parameter.grad for parameter in parameters])
         torch.where(is_bad, momenta, gradients, out=gradients)

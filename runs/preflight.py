@@ -66,8 +66,8 @@ def check_digests(*splits):
 
 
 def earlier_network(config):
-    """ What the run in out_dir, or else in init_from, has beside its blocks, and its latent target,
-    {name: value}. None where there is no such run, or it cannot be read. """
+    """ What the network of the run in out_dir, or else in init_from, has besides its blocks, and
+    its latent target, {name: value}. None where there is no such run, or it cannot be read. """
     for out_dir in filter(None, (config['out_dir'], config['init_from'])):
         for folder in checkpoint.steps(out_dir):
             try:
@@ -82,7 +82,7 @@ def earlier_network(config):
 def network(config, data):
     """ The ModelConfig of a run. Fills in what follows from the data: config['latent_target'] and,
     where the length of a text is not learned, config['lengths']. """
-    # what the modes need beside the blocks, by measurements on latents of one vector
+    # what the modes need besides the blocks, by measurements on latents of one vector
     # (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps its
     # network
     N, D = data.latent_shape or (0, 0)
@@ -117,7 +117,8 @@ def network(config, data):
 
 
 def share_rows(batch_size, global_batch):
-    """ (rows that a process reads at once, how often it reads in a step). """
+    """ (micro_batch: the rows that a process reads at once, grad_accum: how many micro-batches it
+    reads in a step). """
     if global_batch is None:
         return batch_size, 1
     rows, rest = divmod(global_batch, world())

@@ -77,8 +77,8 @@ class State:
     # ---- as tensors by name, and back
 
     def begin_moments(self):
-        """ All moments are there from the start, so each checkpoint has the same names. torch makes
-        them by a step of rate 0, which shall not count. """
+        """ Makes all moments now, so that every checkpoint has the same names. torch makes them by
+        a step with learning rate 0, whose count is set back to 0. """
         get_optimizer_state_dict(self.model, self.optimizers)
         for optimizer in self.optimizers:
             for moments in optimizer.state.values():

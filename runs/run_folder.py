@@ -1,5 +1,5 @@
 """
-What a run folder holds beside its checkpoints (checkpoint.py), and the signals that end a run.
+What a run folder holds besides its checkpoints (checkpoint.py), and the signals that end a run.
 Nothing else that lies there is ever removed or overwritten (writing.py).
 
     out/<run>/config.json    for a reader: the knobs, argv, the git commit, versions

@@ -14,13 +14,13 @@ LOSSES = dict(text=('unconditional', 'l2t', 'causal'), latent=('unconditional', 
 
 @dataclass
 class Stage:
-    mode: str
+    mode: str                  # one mode or a mix of them, as 'l2t+3*causal'
     first: int                 # its first step
     end: int                   # the step after its last one
-    seq_len: int               # tokens of a text
+    seq_len: int               # to how many tokens texts are cut
     shares: dict               # {mode: share of the rows}
     predict: tuple             # the streams that have a loss
-    flops: int = 0             # of a step of all processes; preflight.flops_of counts them
+    flops: int = 0             # operations of a step, on all processes: preflight.flops_of
 
 
 def read_schedule(name, schedule, what, max_iters):
@@ -70,7 +70,7 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
 
 
 def lr_factor(knobs, step):
-    """ What multiplies the base rates in a step, counted from 0: linear warm-up, then a cosine.
+    """ The factor on the base rates in a step, counted from 0: linear warm-up, then a cosine.
         (step + 1) / warmup                                          while step < warmup
         min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
     end, min_lr = knobs['max_iters'], knobs['min_lr']

@@ -121,7 +121,7 @@ class Denoiser:
         return cache['reader'].read(tokens, has_ended=(last == self.eos) | (last == self.pad))
 
     def latent_at(self, tokens, t, z_s, s):
-        """ x0 and e (B, N, D), the clean latent and the noise in z_s, beside texts (B, L). """
+        """ x0 and e (B, N, D), the clean latent and the noise in z_s, given texts (B, L). """
         B = len(z_s)
         self.row_calls += B
         _, out = self.model(tokens, z_s, self.clock(t, B), self.clock(s, B), predict=('latent',))
@@ -174,9 +174,13 @@ class Denoiser:
 
     def given(self, z=None, s=0.0, null=None, guidance=1.0, inner=None, is_causal=False):
         """ denoise(tokens, t, positions, rows) of samplers.py.
-        z, null (B, N, D): latents that stand at clock s, and noise in their place; None: none.
+        z (B, N, D): the latents, as they are read at clock s; null (B, N, D): noise, which the
+        unconditional call reads in their place. None: none.
+        guidance: g. With 1 the unconditional call is not made, with 0 the conditional one is not.
         inner (B, L): positions where EOS and PAD are not allowed.
-        is_causal: the text is written from left to right. """
+        is_causal: the text is written from left to right. Then `tokens` are those before the next
+        one, with MASK first, t is not read, and the keys and values of both calls are kept in two
+        caches from one call of denoise to the next. """
         cache_c = {}
         cache_u = {}
 

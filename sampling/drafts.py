@@ -1,7 +1,7 @@
 """
 Drafts: many texts are written from a latent and embedded, and the nearest is kept.
 
-A network errs in much the same way at a latent and beside it. So a draft that was written from the
+A network errs in much the same way at a latent and near it. So a draft that was written from the
 latent a, and misses the wanted z with its embedding e, says where to aim next:
 
     a <- a + (z - e) / 2         from each of the nearest drafts so far; at first a = z
@@ -55,8 +55,8 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         tokens = write(run.net, tokens, known_mask, z, knobs, must_differ=True, on_step=on_step,
                        rows=now)
 
-        # those that are new, each once: {(of which text, draft): its aim}. Diffusion may leave tokens
-        # after an EOS, or write no EOS at all
+        # those that are new, each once: {(the text it is a draft of, the draft): its aim}. They
+        # are tidied, as diffusion may leave tokens after an EOS, or write no EOS at all
         new = {}
         for j, text, aim in zip(text_of, run.decode(tidied(run.net, tokens)), aims):
             if all(text != draft.text for draft in found[j]):

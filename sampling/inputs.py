@@ -26,13 +26,14 @@ MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 # Texts
 
 def most_tokens(run):
-    """ How many tokens a text may have. Where the run learns lengths, an EOS stands behind it. """
+    """ How many tokens a text may have: L, less one for the EOS where the run learns lengths.
+    (net.lengths holds the lengths of a run that does not learn them.) """
     return run.net.L if run.net.lengths else run.net.L - 1
 
 
 def pack(run, texts, cut=False):
-    """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. One
-    that is too long is cut, which is said, or is an error. """
+    """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. A
+    text that is too long is cut with a warning, if `cut`; else it is a ValueError. """
     check_texts(texts)
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
     rows = []

@@ -3,7 +3,7 @@ The knobs of sampling: of sample.py and evaluate.py, and keywords of the methods
 
     run.write(texts, sampler='ancestral', steps=64)
 
-And `settle`: what is chosen where they are left open.
+`settle` and `settle_latents` choose what a knob leaves open ('' or None).
 """
 from dataclasses import dataclass, fields, replace
 
@@ -16,7 +16,7 @@ from samplers import SAMPLERS
 
 @dataclass(frozen=True)
 class SamplingKnobs:
-    """ A value of another type raises ValueError, and so does one against the rule beside it. """
+    """ A value of another type raises ValueError, and so does one against the rule next to it. """
     # ---- text
     sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
                                     # confidence | remdm | dfm; '': by the direction
@@ -43,7 +43,7 @@ class SamplingKnobs:
                                     # more weighs the condition up
     latent_clock: float = 0.0       # [0, 1); s: where the latent that is given has errors. It is
                                     # taken as z + (sigma_s / alpha_s) e, in standard deviations of
-                                    # the data's latents, and the network is told so
+                                    # the data's latents, and the network reads it at clock s
     rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, keep the one
                                     # nearest to the latent
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
@@ -98,10 +98,12 @@ def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
     """
     SamplingKnobs in which nothing is left open: which sampler, how many steps, which temperature.
     from_latent, from_text   what is read: a latent, and a text or a part of it
-    must_differ              texts of one source are wanted, and shall not be equal
+    must_differ              more than one text of a source is wanted, and they shall differ
     """
-    # the likeliest text where there is something to write from, else a sample. Processes other than
-    # MaskedText have ancestral alone
+    # which sampler? From left to right where the run has learned it and no part of the text is
+    # given, or it can do nothing else. Else confidence, which seeks the likeliest text, where
+    # there is something to write from, and ancestral, which draws a sample, where there is not.
+    # Text processes other than MaskedText have samplers of their own: there it is ancestral
     has_source = from_latent or from_text
     name = knobs.sampler
     if not name and net.is_causal and not (from_text and net.fills_masks):
@@ -111,9 +113,11 @@ def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
     name = name or 'ancestral'
     sampler = sampler_of(net, name)
 
-    # 0, the likeliest text, where there is something to write from; but several texts of one source
-    # shall differ. From left to right drafts need a lower temperature than by diffusion, as each
-    # token is given all that is before it. Other samplers draw from the model
+    # which temperature? Samplers that do not seek the likeliest text draw from the model: 1. The
+    # others take 0, the likeliest text, where there is something to write from; but where more than
+    # one text of a source is wanted, these shall differ. From left to right a text without a latent
+    # is drawn as well, and drafts need a lower temperature than by diffusion, as each token is
+    # given all that is before it
     are_drafts = knobs.rerank > 1 and from_latent and not from_text
     if not sampler.seeks:
         temperature = 1.0

@@ -82,13 +82,14 @@ class Reader:
             latent = block.latent.finish(latent, attended, *rest)
 
     def keep(self, texts):
-        """ Goes on with these texts (B,); one may stand there several times. """
+        """ Goes on with these texts, by their numbers (B,). A text may be among them repeatedly.
+        """
         self.row_of = self.row_of[texts]
         self.n_rows = 0                                    # not known
 
     def share(self, tokens, has_ended):
-        """ One row for all texts that have read the same, and read the same of tokens (B, new) now.
-        Returns what the rows read, (R, new). """
+        """ Finds the texts that have read the same so far, and now read the same new tokens
+        (B, new): they share one row of the cache. Returns the new tokens of the rows, (R, new). """
         # each has a row of its own: only every eighth token asks for more, as a card waits for it
         if self.n_rows == len(tokens) and self.n_read % 8:
             return tokens[self.row_of.argsort()]
@@ -122,7 +123,7 @@ class Reader:
 
     def read(self, tokens, has_ended):
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
-        read. has_ended (B,): texts that nobody asks about. """
+        read. has_ended (B,): texts that have their end, so that their logits do not matter. """
         # each new token may look at the latents and at all tokens up to itself
         L = tokens.shape[1]
         new = slice(self.n_read, L)

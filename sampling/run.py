@@ -8,9 +8,9 @@ A trained run: what it can do, and what it writes, strings in, strings or latent
     run.embed(['Return a list.'])               # t2l: a latent from a text
     run.sample(4)                               # both from noise
 
-The keywords of these methods are the knobs of sampling/knobs.py, beside
+The keywords of these methods are the knobs of sampling/knobs.py, and besides
     num_samples      so many of each text or latent, one below the other
-    on_step          a callback of samplers.py: unmasking.Recorder
+    on_step          a callback as samplers.py has it, such as recorder.Recorder
 With a seed, text i of a list is written the same whatever the other texts are, and in batches of
 any size, but for the last bits of sums (noise.py).
 
@@ -56,7 +56,7 @@ MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
 
 @dataclass
 class Needs:
-    """ What a run must have for a direction, or for a task in tasks/. """
+    """ What a run must have for a direction (NEEDS, below), or for a task in tasks/. """
     streams: tuple = ()
     modes: tuple = ()              # of each tuple in it, the run was trained for one mode or more
     masked_text: bool = False      # its text process is MaskedText
@@ -103,7 +103,7 @@ def never_written(tokenizer, has_length):
 
 class Run:
     """
-    out_dir     a run folder, or an export, here or beside the scripts; or the id of an export on
+    out_dir     a run folder, or an export, here or next to the scripts; or the id of an export on
                 the Hugging Face hub, with `revision`, a whole commit. If the folder exists, the
                 hub is not asked
     which       best | latest | a step, as step-00001000
@@ -186,8 +186,9 @@ class Run:
         return self.write_from(raw, rows, knobs, num_samples > 1, lengths_of, on_step)
 
     def write_from(self, raw, rows, knobs, must_differ, lengths_of, on_step):
-        """ The texts of latents (n, N, D), by SamplingKnobs. rows (n, 2): of noise.py.
-        must_differ: more than one text is wanted of the same latent. """
+        """ The texts of raw latents (n, N, D), a list of str: what `write` does once its arguments
+        are read. knobs: SamplingKnobs. rows (n, 2): as noise.rows_of gives them. must_differ: more
+        than one text is wanted of the same latent, so these shall not be equal. """
         if knobs.rerank > 1:
             return nearest_drafts(self, raw, rows, knobs, lengths_of, on_step)
         tokens, known_mask = blank(self.net, len(raw), knobs, lengths_of, rows)

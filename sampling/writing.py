@@ -89,7 +89,7 @@ def check_together(net, knobs, sampler):
 
 
 def asked_of_a_row(net, sampler, steps):
-    """ At how many positions of a row, about, a call asks for logits at most. """
+    """ The most positions of a row, about, at which one call of the network asks for logits. """
     if sampler.is_causal:
         return 1
     if sampler.asks_few:
@@ -105,14 +105,16 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     knobs: SamplingKnobs. inner (n, L): positions where EOS and PAD are not allowed.
-    must_differ: equal rows are among them, and shall not get equal texts.
-    rows (n, 2): of noise.py, by default those of n sources.
+    must_differ: some rows are equal, as more than one text of a source is wanted, and shall not get
+    equal texts.
+    rows (n, 2): as noise.rows_of gives them, by default those of n sources.
     on_step(tokens, logits, positions): of samplers.py. For each batch it is also called before the
     first step, without logits.
     """
     rows = rows_of(len(tokens)) if rows is None else rows
 
-    # of which texts is a part known, not the length alone? Their knobs may be settled otherwise
+    # some texts may have known tokens besides EOS and PAD, and others none. For these two kinds
+    # another sampler or temperature may be chosen (settle), so each kind is written by itself
     from_text = (known_mask & ~net.ends(tokens)).any(1)                  # (n,)
     if from_text.any() and not from_text.all():
         out = tokens.clone()
@@ -123,7 +125,7 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
                                must_differ, on_step, rows[these.numpy()])
         return out
 
-    # which sampler; it gets all knobs, and reads those that it names
+    # which sampler; it gets all knobs, and reads those that are among its own arguments
     knobs = settle(net, knobs, z is not None, bool(from_text.any()), must_differ)
     sampler = sampler_of(net, knobs.sampler)
     check_together(net, knobs, sampler)
@@ -152,7 +154,7 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
         denoise = net.given(
             z=None if z is None else z[part].to(net.device),
             s=knobs.latent_clock,
-            null=net.nothing(noise),                                     # one draw per text, kept
+            null=net.nothing(noise),                                     # drawn once for each text
             guidance=g,
             inner=None if inner is None else inner[part].to(net.device),
             is_causal=sampler.is_causal)
