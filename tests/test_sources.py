@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from corpora import hub, patches, readers, sources, splits
+from corpora import hub, images, readers, sources, splits
 from corpora.images import image_patches
 from corpora.layouts import export
 from corpora.sources import documents
@@ -818,7 +818,7 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
     Image.new('1', (13_400, 13_400)).save(tmp_path / '3.png')            # a small file
     with pytest.raises(ValueError, match='3.png: .*179560000 pixels. exceeds limit of 178956970'):
         image_patches(str(tmp_path / '3.png'), 8, 8, 1)
-    monkeypatch.setattr(patches, 'MOST_MEMORY', 4 * 63)                   # else 2^28
+    monkeypatch.setattr(images, 'MOST_MEMORY', 4 * 63)                   # else 2^28
     with pytest.raises(ValueError, match='4.png: .*8 x 8 pixels, at most 63'):
         image_patches(str(tmp_path / '4.png'), 8, 8, 1)
     (tmp_path / '4.png').write_bytes(LFS)
