@@ -88,7 +88,7 @@ class Knob(NamedTuple):
     text: str                   # its lines in the source, and those above it
     where: str = ''             # read where a knob has one of these values: 'knob=value,value'
 
-    def settle(self, value):
+    def checked(self, value):
         """ A value as one of the default's type. ValueError where that or the rule is broken. """
         kind = type(self.default)
         if kind is tuple:
@@ -96,7 +96,7 @@ class Knob(NamedTuple):
             n = len(value) if isinstance(value, (tuple, list)) else 0
             if not n or n != len(self.default) and not isinstance(self.default[0], str):
                 raise ValueError(f'{short(value)}, expected values like {self.default}')
-            return tuple(self._replace(default=self.default[0]).settle(one) for one in value)
+            return tuple(self._replace(default=self.default[0]).checked(one) for one in value)
 
         # a default of None has no type, so the rule decides
         if self.default is None:
@@ -120,11 +120,11 @@ class Knob(NamedTuple):
     def read(self, text):
         """ A flag's text as a value; ValueError as in settle. """
         if isinstance(self.default, str):
-            return self.settle(text)
+            return self.checked(text)
         if isinstance(self.default, tuple):
             parts = [part.strip(' \'"') for part in text.strip('()[] ').split(',')]
             one = self._replace(default=self.default[0])
-            return self.settle([one.read(part) for part in parts if part])
+            return self.checked([one.read(part) for part in parts if part])
 
         # as Python would read it, also true and false; else, or where a name is meant, the text
         try:
@@ -132,7 +132,7 @@ class Knob(NamedTuple):
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             value = text
         is_name = self.default is None and '<' in self.rule and not follows(value, self.rule)
-        return self.settle(text if is_name else value)
+        return self.checked(text if is_name else value)
 
 
 # ---- the knobs of a script
@@ -265,7 +265,7 @@ def configure(globals_, argv=None, show=True):
                 continue
             try:
                 knob = knobs[name]
-                value = knob.read(value) if source == FLAG else knob.settle(value)
+                value = knob.read(value) if source == FLAG else knob.checked(value)
             except ValueError as error:
                 stop(f'knob {name!r} in {source}: {error}')
             if isinstance(value, str) and name not in VERBATIM:

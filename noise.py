@@ -83,7 +83,7 @@ def rows_of(n, num_samples=1):
     return np.stack([source, sample], 1)
 
 
-def parts_of(rows, n_parts, most):
+def rows_of_parts(rows, n_parts, most):
     """ Row i becomes n_parts[i] rows, at most `most`: (sum of n_parts, 2). These parts are samples
     of their own. Part k draws the same numbers whatever n_parts is. """
     n_parts = np.asarray(n_parts)

@@ -47,7 +47,7 @@ from corpora.latents import COLUMN, check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
 from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
                             shard_key, token_dtype, write_files, write_shard, written_before)
-from corpora.sources import documents, has_latents, is_fasta, names_of, parts_of
+from corpora.sources import documents, has_latents, is_fasta, names_of, paths_in
 from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from data import FORMAT, LatentStats, check_file, dataset_folder, read_meta
@@ -122,7 +122,7 @@ MONTH = 30 * 86400.0         # seconds that a process waits for the others
 # -----------------------------------------------------------------------------
 # Knobs. `knobs` is a namespace of all of them, a source has a copy of them
 
-def settle(knobs):
+def sources_of(knobs):
     """ Gives the knobs that are '' or None their values. Returns two sources (corpora/sources.py):
     that of train, and that of val, or None where val is split off train. ValueError where knobs
     exclude each other. """
@@ -243,7 +243,7 @@ def make_record(knobs, val):
     for knob in ('same_as', 'latents_from'):
         if record[knob].startswith(COLUMN):
             continue
-        paths = [os.path.normpath(path) for path in parts_of(record[knob])]
+        paths = [os.path.normpath(path) for path in paths_in(record[knob])]
         record[knob] = ','.join(map(os.path.basename, paths))
     names = names_of(knobs)
     return record | dict(
@@ -477,7 +477,7 @@ def finish(claim, plan, record, splits, tok, encode):
 # The whole
 
 def prepare(knobs):
-    source, val = settle(knobs)
+    source, val = sources_of(knobs)
     folder = folder_of(knobs)
     if rank() == 0 and knobs.encoder == 'none' and not (has_latents(source) or knobs.same_as):
         print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one on '

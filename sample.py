@@ -51,7 +51,7 @@ from corpora.images import images_of, pixels, read_pictures, write_png
 from diffusion import check_choice
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
-from sampling.knobs import SamplingKnobs
+from sampling.knobs import RULES
 from sampling.recorder import Recorder, watcher
 from sampling.run import Run
 
@@ -273,7 +273,7 @@ DIRECTIONS = {
 def respond(run, direction, config):
     """ Draws what is asked for, shows it, and writes the files that are asked for. """
     given = read_given(run, direction, config['text'])
-    knobs = vars(SamplingKnobs.of(config))
+    knobs = {name: config[name] for name in RULES}         # of SamplingKnobs
     if svg and direction == 'infill':
         rows, *_ = read_template(run, given.texts[0])
         if len(rows) > 1:

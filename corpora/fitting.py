@@ -9,7 +9,7 @@ import torch
 
 from base.console import progress_bar
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
-from corpora.tokenizers import parts_of, words_of_bytes
+from corpora.tokenizers import short_parts, words_of_bytes
 from encoders import DEFAULTS
 
 # the idf of a term of two or more words is multiplied by it; 1, as for a word, was worse (LOG.md)
@@ -34,7 +34,7 @@ def train_bpe(texts, vocab_size):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         bar = progress_bar(texts, desc='tokenizer', unit=' texts')
-        bpe.train_from_iterator((part for text in bar for part in parts_of(text)), trainer)
+        bpe.train_from_iterator((part for text in bar for part in short_parts(text)), trainer)
     finally:
         if listens:
             signal.signal(signal.SIGINT, handler)

@@ -25,7 +25,7 @@ from base.files import check, read_array, read_sealed, short
 from base.writing import sealed, write_whole
 from corpora.latents import flaw_of
 from corpora.lsa import NO_KNOWN_WORD
-from corpora.tokenizers import LONGEST_PART, parts_of
+from corpora.tokenizers import LONGEST_PART, short_parts
 from encoders import far_off
 
 LATIN = re.compile('[A-Za-z]')
@@ -142,7 +142,7 @@ def token_ids(tokenizer, texts):
     """ The ids of each text. `texts` may be any number of them, of any length. """
     for batch in in_batches(texts):
         if len(batch[0]) > LONGEST_PART:
-            parts = parts_of(batch[0])
+            parts = short_parts(batch[0])
             yield np.concatenate([np.array(tokenizer.encode(part), np.int32) for part in parts])
         else:
             yield from tokenizer.encode_batch(batch)

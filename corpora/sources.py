@@ -66,7 +66,7 @@ def matches(pattern):
     return found
 
 
-def parts_of(spec):
+def paths_in(spec):
     """ The paths and globs of a comma-separated list. A comma may belong to a name: parts are
     joined until something is there. """
     def is_there(part):
@@ -95,7 +95,7 @@ def list_files(spec, kinds=KINDS, passed=None):
     folder these are the files of certain kinds; the paths of the others are added to the set
     `passed`. """
     found = {}                             # {real path: (name, path)}
-    for part in parts_of(spec):
+    for part in paths_in(spec):
         # a folder, or a file, or a glob of both
         is_there = os.path.exists(part)
         paths = []
@@ -196,7 +196,7 @@ def read(source, counts):
     counts.update(count_endings(passed.difference(read_too)))
     if not arrays:
         return map(Document, texts)
-    is_list = len(parts_of(source.input)) > 1 or len(parts_of(source.latents_from)) > 1
+    is_list = len(paths_in(source.input)) > 1 or len(paths_in(source.latents_from)) > 1
     if min(len(files), len(arrays)) > 1 and not is_list:
         files = [(name, read_file(path, source, counts)) for name, path in files]
         return by_name(files, arrays)

@@ -59,7 +59,7 @@ def spelled(kind, text):
     return text.upper() if kind == 'esm' and text.isascii() else text
 
 
-def parts_of(text):
+def short_parts(text):
     """ Cuts a long text into parts; joined, they are the text. A cut lies before a word, where a
     tokenizer cuts as well. Only where no word ends for a long stretch, it lies between any two
     characters. """

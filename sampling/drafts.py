@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from noise import parts_of
+from noise import rows_of_parts
 from samplers import part_of_step
 from sampling.writing import blank, tidied, write
 
@@ -47,7 +47,7 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         if lengths_of is not None:
             lengths = lengths_of[text_of]
         # each draft is a sample of its own, whatever other texts are still missed
-        now = parts_of(rows[missed], np.full(len(missed), K), MOST_DRAFTS)
+        now = rows_of_parts(rows[missed], np.full(len(missed), K), MOST_DRAFTS)
         now[:, 1] += n_written
         n_written += K
         tokens, known_mask = blank(run.net, len(aims), knobs, lengths, now)

@@ -5,7 +5,7 @@ The knobs of sampling: of sample.py and evaluate.py, and keywords of the methods
 
 `settle` and `settle_latents` choose what a knob leaves open ('' or None).
 """
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -63,14 +63,9 @@ class SamplingKnobs:
             value = getattr(self, name)
             try:
                 value = value.item() if isinstance(value, np.generic) else value
-                object.__setattr__(self, name, knob.settle(value))
+                object.__setattr__(self, name, knob.checked(value))
             except ValueError as error:
                 raise ValueError(f'{name}: {error}') from None
-
-    @classmethod
-    def of(cls, config):
-        """ From the knobs of a script, {name: value}. """
-        return cls(**{knob.name: config[knob.name] for knob in fields(cls)})
 
 
 RULES = read_knobs(__file__)

@@ -36,7 +36,7 @@ from corpora.tokenizers import RESIDUES, load_tokenizer, spelled
 from data import load_stats
 from diffusion import GaussianLatents, MaskedText, is_end, modes_of
 from encoders import TABLE, check_texts, load_encoder
-from noise import parts_of, rows_of
+from noise import rows_of, rows_of_parts
 from runs.checkpoint import as_written, load_model
 from samplers import no_callback
 from sampling.denoise import FILLS, Denoiser
@@ -223,7 +223,7 @@ class Run:
         n_rows = torch.tensor([len(variants) for variants, *_ in read])
         if z is not None:
             z = z.repeat_interleave(num_samples, 0).repeat_interleave(n_rows, 0)
-        rows = parts_of(rows, n_rows, MOST_TEMPLATES)
+        rows = rows_of_parts(rows, n_rows, MOST_TEMPLATES)
         if settle(self.net, knobs, z is not None, from_text=True).sampler == 'autoregressive':
             self.check_ends_in_gaps(tokens, known_mask)
         tokens = write(self.net, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step,

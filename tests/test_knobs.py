@@ -48,7 +48,7 @@ def test_every_knob_that_is_a_number_or_a_word_has_a_range_and_help_shows_it(scr
     for name, knob in knobs_of(script).items():
         values = knob.default if isinstance(knob.default, tuple) else (knob.default,)
         assert knob.rule or all(type(value) in (str, bool) for value in values), name
-        assert knob.settle(knob.default) == knob.default, name
+        assert knob.checked(knob.default) == knob.default, name
         assert re.search(f'\n{name}(: [a-z |A-Z]+)? = ', help_text), name
 
 

@@ -164,7 +164,7 @@ def test_a_long_document_is_tokenized_in_parts_as_it_is_whole(tmp_path, monkeypa
     whole = tok.encode(text)
     monkeypatch.setattr(tokenizers, 'LONGEST_PART', 100)
     monkeypatch.setattr(shards, 'LONGEST_PART', 100)
-    parts = list(tokenizers.parts_of(text))
+    parts = list(tokenizers.short_parts(text))
     assert ''.join(parts) == text and len(parts) > 100 and max(map(len, parts)) <= 100
     ids, *others = token_ids(tok, [text, *LINES])
     assert tok.decode(ids) == text and [list(one) for one in others] == tok.encode_batch(LINES)
