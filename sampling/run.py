@@ -10,7 +10,7 @@ A trained run: what it can do, and what it writes, strings in, strings or latent
 
 The keywords of these methods are the knobs of sampling/knobs.py, beside
     num_samples      so many of each text or latent, one below the other
-    on_step          a callback of samplers.py: unmasking.Recorder
+    on_step          a callback of samplers.py: recorder.Recorder
 With a seed, text i of a list is written the same whatever the other texts are, and in batches of
 any size, but for the last bits of sums (noise.py).
 

@@ -595,7 +595,7 @@ def test_fault_14_the_master_cannot_be_reached(
     port = str(silent_port) if port is None else port
     env = dict(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR=address, MASTER_PORT=port)
     job = Job(dataset, tmp_path / 'run', env=env,
-              before='from runs import distributed\ndistributed.MEETING = 4')
+              before='from base import distributed\ndistributed.MEETING = 4')
     assert job.wait() == [4]
     err = job.err().splitlines()[-1]                           # below the lines of torch
     assert words in err, err
