@@ -365,14 +365,13 @@ class Loader:
         tokens, latents = self.data.rows(chosen, crop, L)
         return Rows(tokens, latents, L < self.data.seq_len, step, first)
 
-    def batches(self, noisy, stages, start, device):
-        """ Yields what `noisy` (diffusion.Noising) makes of each micro-batch from step `start` on,
-        on the device. On a card threads make the next ones meanwhile, and copy them among the
+    def batches(self, noising, stages, start, device):
+        """ Yields what `noising` (diffusion.Noising) makes of each micro-batch from step `start`
+        on, on the device. On a card threads make the next ones meanwhile, and copy them among the
         kernels of this step. """
         def make(stage, step, micro):
             rows = self.clean_rows(step, micro, stage.seq_len)
-            batch = noisy(rows, stage.shares, self.data)
-            return batch if device == 'cpu' else batch.to(device)
+            return noising(rows, stage.shares, self.data).to(device)
 
         calls = ((stage, step, micro)
                  for stage in stages

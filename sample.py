@@ -182,7 +182,7 @@ def names_of_latents(n):
     beside = os.path.splitext(latents)[0] + '.txt'
     lines = []
     with suppress(ValueError, OSError), open(beside, encoding='utf-8') as f:
-        # they are for display alone, so a large file is none of ours
+        # they are only shown. A file of more than n lines is of something else, however large it is
         lines = [line.strip() for line in itertools.islice(f, n + 1)]
     return lines if len(lines) == n else [f'{latents}[{i}]' for i in range(n)]
 

@@ -231,7 +231,7 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, noise, on_s
     n = masked.sum(1, keepdim=True)                                      # (B, 1)
     steps = min(steps, int(n.max()))                                     # more would unmask nothing
     for i in range(steps):
-        # k positions of each row by lot: the k smallest of uniform numbers
+        # k random positions of each row: those with the k smallest of uniform numbers
         k = part_of_step(n, i, steps)                                    # (B, 1)
         lot = noise.uniforms('unmask', masked.shape[1]).masked_fill(~masked, 2)
         unmask = masked & (rank_in_row(lot) < k)

@@ -201,9 +201,9 @@ if compile:
     if device_type == 'cuda' and isinstance(text_process, MaskedText):
         text_process.loss = torch.compile(text_process.loss, dynamic=True)
 
-noisy = Noising(text_process, latent_process, streams, seed, cond_drop, t_min, predict_length,
-                causal_weight)
-loss_fn = Loss(model, noisy, dtype, latent_weight)
+noising = Noising(text_process, latent_process, streams, seed, cond_drop, t_min, predict_length,
+                  causal_weight)
+loss_fn = Loss(model, noising, dtype, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
 if rank:                                     # from here on only dropout uses torch's generator
@@ -264,7 +264,8 @@ def evaluate():
         val['val_causal'] = causal_nats / real
     if 'latent' in predict:
         val['val_latent'] = squared_error / rows
-    # whoever guesses pays ln V where a text is scored: PAD is, in a masked text
+    # a guess among V ids costs ln V at each position that is scored. In a masked text PAD is one of
+    # these, but not with predict_length=False, nor in a causal row
     ln_V = math.log(model_config.vocab_size)
     n_scored = rows * train_data.seq_len if predict_length else real
     guess = dict(val_text=ln_V * n_scored / real, val_causal=ln_V, val_latent=math.inf)
@@ -352,7 +353,7 @@ stop_signal = 0                                            # what all processes 
 first_step = state.step
 loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
 log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
-batches = loader.batches(noisy, stages, state.step, device)
+batches = loader.batches(noising, stages, state.step, device)
 stage = net = None
 model.train()
 while True:

@@ -73,8 +73,10 @@ def identity_of(model_config, knobs, meta):
 
 
 def of_dataset(meta, but=()):
-    """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder says where it lay,
-    its revision which it is. bag.npy begins a training. but: endings of samples' files to pass. """
+    """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder is left out: it
+    says where the encoder lay, and its revision says which it is. So is bag.npy: a training begins
+    with it, and nothing depends on it later. but: files of samples whose names end so are left out,
+    too. """
     found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':

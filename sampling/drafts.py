@@ -55,8 +55,8 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         tokens = write(run.net, tokens, known_mask, z, knobs, must_differ=True, on_step=on_step,
                        rows=now)
 
-        # those that are new, each once: {(of which text, draft): its aim}. Diffusion may leave tokens
-        # after an EOS, or write no EOS at all
+        # those that are new, each once: {(of which text, draft): its aim}. Diffusion may leave
+        # tokens after an EOS, or write no EOS at all
         new = {}
         for j, text, aim in zip(text_of, run.decode(tidied(run.net, tokens)), aims):
             if all(text != draft.text for draft in found[j]):
