@@ -366,14 +366,13 @@ class Loader:
         tokens, latents = self.data.rows(chosen, crop, L)
         return Rows(tokens, latents, L < self.data.seq_len, step, first)
 
-    def batches(self, noisy, stages, start, device):
+    def batches(self, noising, stages, start, device):
         """ Yields a diffusion.Batch for each micro-batch from step `start` on, on the device: what
-        `noisy` (diffusion.Noising) makes of its clean rows. On a CPU it is made when it is asked
+        `noising` (diffusion.Noising) makes of its clean rows. On a CPU it is made when it is asked
         for. On a GPU threads make the next four while this step runs, and copy them. """
         def make(stage, step, micro):
             rows = self.clean_rows(step, micro, stage.seq_len)
-            batch = noisy(rows, stage.shares, self.data)
-            return batch if device == 'cpu' else batch.to(device)
+            return noising(rows, stage.shares, self.data).to(device)
 
         calls = ((stage, step, micro)
                  for stage in stages

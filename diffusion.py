@@ -1,7 +1,24 @@
 """
-The two noise processes, one for text and one for latents, and the clocks that drive them.
-Each has a schedule, a corruption (from clean to noisy) and a loss. The steps back are in
-samplers.py (text) and sampling/solvers.py (latents). Time t runs from 0 (clean) to 1 (noise).
+The two noise processes, one for text and one for latents, the clocks that drive them, and what a
+training step computes with both. Each process has a schedule, a corruption (from clean to noisy)
+and a loss. The steps back are in samplers.py (text) and sampling/solvers.py (latents). Time t runs
+from 0 (clean) to 1 (noise).
+
+One training step, without what makes it fast or optional:
+    t_text, t_latent = draw_clocks(mode)
+    x_t = where(u < M(t_text), MASK, tokens)              M(t): the masked share, t by default
+    z_t = alpha z + sigma e                               alpha, sigma of t_latent
+    logits, found = model(x_t, z_t, t_text, t_latent)
+    loss = sum over masked of w(t) nll / (B L)            w = M' / M, 1/t by default: a bound
+         + latent_weight * mean of (target - found)^2     target: v, or z (latent_target)
+Noising makes the noisy Batch of clean rows, on the host. Loss computes its losses on the device,
+and validates.
+
+A mode says, for each row, how its two clocks are drawn and which of the two losses count. The
+losses never see the mode. Each loss is a mean over all rows, selected with torch.where, so modes
+mix inside a batch and every rank does the same work. Rows of the mode `causal` are not masked: the
+network reads them from left to right. They come last in the batch, and the network is told how many
+they are. ATAT masks by importance, by its own noisy_text (processes/adaptive.py).
 
 Masked text                                        MDLM arXiv:2406.07524, MD4 arXiv:2406.04329
     x_t^i    = MASK with probability M(t), the masked share, else x^i;   M(0) = 0, M(1) = 1
@@ -458,7 +475,10 @@ class Batch:
     importance: torch.Tensor | None = None     # (4,) of its tokens: mean, deviation, least, largest
 
     def to(self, device):
-        """ On another device; from pinned memory, so that nothing waits. """
+        """ On another device: on a card from pinned memory, so that nothing waits. """
+        if device == 'cpu':
+            return self
+
         def move(x):
             if isinstance(x, dict):
                 return {name: move(value) for name, value in x.items()}
@@ -656,8 +676,7 @@ class Loss(nn.Module):
             # nats of the text, given clean latents or none
             if 'text' in predict and {'l2t', 'unconditional'} & modes:
                 clock = zeros if 'l2t' in modes else ones
-                nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u,
-                                               known_mask)
+                nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u, known_mask)
             if 'causal' in modes:
                 causal_nats = exact_nll(self.model, tokens, latents_at(zeros), zeros)
 

@@ -190,7 +190,7 @@ def print_table(task, figures, n, width=None):
 
 
 def print_summary(chosen, measured):
-    """ One line for each of the HEADLINES of the tasks, with its controls side by side. The lead
+    """ One line for each of the headlines of the tasks, with its controls side by side. The lead
     over the rival is of paired texts. """
     rows, rivals = [], []
     for name, task in chosen.items():

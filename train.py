@@ -202,9 +202,9 @@ if compile:
     if device_type == 'cuda' and isinstance(text_process, MaskedText):
         text_process.loss = torch.compile(text_process.loss, dynamic=True)
 
-noisy = Noising(text_process, latent_process, streams, seed, cond_drop, t_min, predict_length,
-                causal_weight)
-loss_fn = Loss(model, noisy, dtype, latent_weight)
+noising = Noising(text_process, latent_process, streams, seed, cond_drop, t_min, predict_length,
+                  causal_weight)
+loss_fn = Loss(model, noising, dtype, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
 if rank:                                     # from here on only dropout uses torch's generator
@@ -358,7 +358,7 @@ stop_signal = 0                                            # what all processes 
 first_step = state.step
 loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
 log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
-batches = loader.batches(noisy, stages, state.step, device)
+batches = loader.batches(noising, stages, state.step, device)
 stage = net = None
 model.train()
 while True:

@@ -64,14 +64,14 @@ def gpt_network(shape):
         attn_pdrop=0.))
 
 
-def random_batch(shape, noisy, device):
-    """ Random tokens (B, L), and a batch of them as train.py's mode 'unconditional' corrupts it. """
+def random_batch(shape, noising, device):
+    """ Random tokens (B, L), and their batch as train.py's mode 'unconditional' corrupts it. """
     B, L, V = shape['batch'], shape['length'], shape['vocab_size']
     tokens = torch.randint(V, (B, L))
     latents = torch.randn(B, shape['n_latents'], shape['latent_dim'])
     rows = Rows(tokens, latents, is_cut=False, step=0, first=0)
-    batch = noisy(rows, mode_shares('unconditional'), SimpleNamespace(eos=V - 2, pad=V - 1))
-    return tokens.to(device), batch if device == 'cpu' else batch.to(device)
+    batch = noising(rows, mode_shares('unconditional'), SimpleNamespace(eos=V - 2, pad=V - 1))
+    return tokens.to(device), batch.to(device)
 
 
 def build(side, shape, device, dtype):
@@ -79,12 +79,12 @@ def build(side, shape, device, dtype):
     torch.manual_seed(0)
     text = MaskedText(shape['vocab_size'])
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
-    noisy = Noising(text, latent, ('text', 'latent'), cond_drop=0.)
-    tokens, batch = random_batch(shape, noisy, device)
+    noising = Noising(text, latent, ('text', 'latent'), cond_drop=0.)
+    tokens, batch = random_batch(shape, noising, device)
     labels = torch.where(batch.x_t == text.mask_id, tokens, -100)        # -100 is not scored
 
     module = SIDES[side](shape).to(device).train()
-    ours = Loss(module, noisy, dtype) if side == 'ours' else None
+    ours = Loss(module, noising, dtype) if side == 'ours' else None
     device_type = torch.device(device).type
 
     def loss():

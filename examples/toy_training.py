@@ -26,8 +26,8 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
     is replaced by noise. """
     streams = ('text', 'latent')
     ids = SimpleNamespace(eos=V - 2, pad=V - 1)
-    noisy = Noising(TEXT, LATENT, streams, seed=0, cond_drop=cond_drop, t_min=1e-2)
-    loss_fn = Loss(model, noisy)
+    noising = Noising(TEXT, LATENT, streams, seed=0, cond_drop=cond_drop, t_min=1e-2)
+    loss_fn = Loss(model, noising)
     optimizer = torch.optim.Adam(model.parameters())
 
     for step in range(steps):
@@ -37,7 +37,7 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
         # clean rows of the toy world, made noisy as the mode says
         i = torch.multinomial(PROBABILITIES, batch_size, replacement=True)
         rows = Rows(TOKENS[i], LATENTS[i][:, None], is_cut=False, step=step, first=0)
-        batch = noisy(rows, mode_shares(mode), ids)
+        batch = noising(rows, mode_shares(mode), ids)
         loss_fn(batch, predict=streams).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

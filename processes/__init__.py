@@ -10,14 +10,17 @@ and a new process may inherit what it does not change. Time t runs from 0 (clean
     training_weight(t)                   the weight of a row's loss in training
     noisy_text(tokens, t, text_on, u, step, known_mask)
                                          a diffusion.NoisyText, which the two above make
-    loss_coefficients(t)                 (B, n), if the loss depends on the clock besides its weight
+    loss_coefficients(t)                 (B, n), if the loss needs more of the clock than its weight
     loss(hidden, head, targets, weight, seen, coefficients)
                                          the loss, and of the scored positions nats and whether
                                          right
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
     logged(step)                         {name: value} for the log
-    samplers                             {name: function}
+    samplers                             {name: samplers.Sampler}, or None: those of samplers.py
+    corrects                             whether it may take back what it wrote
+    masks_on_device                      whether Loss masks, and not the host: then it also has what
+                                         adaptive.AdaptiveText has below noisy_text
     mask_id                              MASK
 
 To add a process, write a module here and a line in MAKERS, add its knobs to those of train.py, and

@@ -73,10 +73,10 @@ def identity_of(model_config, knobs, meta):
 
 
 def of_dataset(meta, but=()):
-    """ {name: value} of a dataset: its tokenizer, its encoder, its files and its samples. Two
-    things are left out: the id of the encoder, which says where it lay (its revision says which one
-    it is), and bag.npy, which only a new training reads. but: files of shards with these endings
-    are left out as well. """
+    """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder is left out: it
+    says where the encoder lay, and its revision says which it is. So is bag.npy: a training begins
+    with it, and nothing depends on it later. but: files of samples whose names end so are left out,
+    too. """
     found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':

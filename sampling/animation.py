@@ -13,7 +13,8 @@ ADVANCE, LINE = 9.04, 24           # a character and a line, in pixels
 COLUMNS = int((WIDTH - 2 * MARGIN) / ADVANCE)
 BLOCK = '█'                        # a mask
 SECONDS, REST = 0.35, 4.0          # of a frame, and of the finished texts
-MOST_STEPS = 64                    # of a panel: of a longer writing every second step is shown, ...
+MOST_STEPS = 64                    # of a panel; where there are more, every second one is shown, or
+                                   # every third, ...
 
 LOOK = """
 text { font: 15px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",

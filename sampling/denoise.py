@@ -4,7 +4,7 @@ The network as samplers, likelihoods, drafts, beams and tasks ask it.
     net = Denoiser(model, text, latent, eos, pad, learned={'l2t'})
     logits = net.logits(tokens, t, positions, z, s)        # one call: log p(x | x_t, z_s) there
     x0, e = net.latent_at(tokens, t, z_s, s)               # one call: the clean latent, the noise
-    denoise = net.given(z, guidance=1.5)                   # what a text sampler calls
+    denoise = net.given(z, null=noise, guidance=1.5)       # what a text sampler calls
 
 Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u):
 its clock at 1, and noise or MASK in its place.

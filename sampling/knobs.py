@@ -77,14 +77,16 @@ TEXT_KNOBS = tuple(name for name in RULES if name not in (
 
 def sampler_of(net, name):
     """ The Sampler that a knob names. ValueError where the network cannot be sampled so. """
-    if name == 'autoregressive' and not net.is_causal:
-        raise ValueError(f'sampler={name}: this run was trained without causal rows '
-                         '(mode=l2t+causal)')
-    if name != 'autoregressive' and not net.fills_masks:
+    if name == 'autoregressive':
+        if not net.is_causal:
+            raise ValueError(f'sampler={name}: this run was trained without causal rows '
+                             '(mode=l2t+causal)')
+        return SAMPLERS[name]
+
+    # all others fill masks, and a process may have its own
+    if not net.fills_masks:
         raise ValueError(f'sampler={name} fills masks: this run was trained for mode=causal alone')
     table = net.text.samplers or SAMPLERS
-    if name == 'autoregressive':
-        return SAMPLERS[name]
     check_choice('sampler', name, table)
     return table[name]
 

@@ -6,7 +6,7 @@ validation pictures (real) show how well it sees.
     caption_   captions from pictures, of those that say anything about it (named_)
     joint_     both from noise: do they agree?
     nearest_training   how far from the nearest training picture
-The last one: the root mean square of grey levels. images.npz has the first 100.
+nearest_training is a root mean square of grey levels. images.npz has the first 100 pictures.
 Controls: shuffled, another's; null, of nothing; nearest, the caption of the nearest known picture.
 """
 import numpy as np

@@ -106,7 +106,7 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
             for i in range(0, n, batch):
                 rows = slice(i, i + batch)
                 z_t, _ = run.net.latent.corrupt(z[rows].to(run.net.device), t[rows],
-                                            e[rows].to(run.net.device))
+                                                e[rows].to(run.net.device))
                 x0, _ = run.net.latent_at(x[rows].to(run.net.device), clock, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws

@@ -108,12 +108,12 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
 def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
     text, shares = MaskedText(data.vocab_size), mode_shares(mode)
-    noisy = Noising(text, GaussianLatents(data.live), ('text', 'latent'), cond_drop=.25, t_min=.1,
-                    causal_weight=2.)
+    noising = Noising(text, GaussianLatents(data.live), ('text', 'latent'), cond_drop=.25,
+                      t_min=.1, causal_weight=2.)
 
     def batch_of(first, n):
         rows = Rows(*data.rows(range(first, first + n)), False, 3, first)
-        return noisy(rows, shares, data)
+        return noising(rows, shares, data)
     B = 16
     batch = batch_of(0, B)
     n = batch.n_causal

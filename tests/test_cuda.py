@@ -203,13 +203,13 @@ def batch_and_loss(device, dtype):
     tokens, latents = torch.randint(V - 2, (16, L), generator=g), torch.randn(16, N, D, generator=g)
     tokens[:, 8:] = V - 1                                  # PAD
     tokens[:, 7] = V - 2                                   # EOS
-    noisy = Noising(MaskedText(V), GaussianLatents(torch.ones(D, device=device)),
-                    ('text', 'latent'), cond_drop=0., t_min=.1)
-    batch = noisy(Rows(tokens, latents, False, 0, 0), mode_shares('unconditional+l2t+t2l+causal'),
-                  SimpleNamespace(pad=V - 1, eos=V - 2))
-    batch = batch if device == 'cpu' else batch.to(device)
+    noising = Noising(MaskedText(V), GaussianLatents(torch.ones(D, device=device)),
+                      ('text', 'latent'), cond_drop=0., t_min=.1)
+    shares = mode_shares('unconditional+l2t+t2l+causal')
+    ids = SimpleNamespace(pad=V - 1, eos=V - 2)
+    batch = noising(Rows(tokens, latents, False, 0, 0), shares, ids).to(device)
     assert 0 < batch.n_causal < 16
-    return batch, Loss(network(device), noisy, dtype)
+    return batch, Loss(network(device), noising, dtype)
 
 
 def loss_and_gradients(device, dtype='float32', sharded=False):
@@ -274,7 +274,7 @@ def test_batches_come_in_order_and_an_error_comes_in_its_turn(device, dataset, m
     if device == 'meta':                                   # as on a card, without one
         monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda x: x)
 
-    def noisy(rows, shares, data):
+    def noising(rows, shares, data):
         i = rows.step
         made.append(i)
         if device != 'cpu' and i < 4:
@@ -285,7 +285,7 @@ def test_batches_come_in_order_and_an_error_comes_in_its_turn(device, dataset, m
     data = PackedDataset(str(dataset), 'train')
     stage = SimpleNamespace(first=0, end=99, shares=None, seq_len=L)
     with pytest.raises(ZeroDivisionError):
-        for batch in Loader(data, 0, B).batches(noisy, [stage], 0, device):
+        for batch in Loader(data, 0, B).batches(noising, [stage], 0, device):
             got.append(batch.n_causal)
             assert batch.x_t.device.type == device
             assert device == 'meta' or batch.x_t.tolist() == 3 * [9 // (7 - batch.n_causal)]

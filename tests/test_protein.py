@@ -49,8 +49,8 @@ def trained(proteins, tmp_path_factory):
 def batch_of(data, n, step=0, L=24, text=None, **knobs):
     """ A Batch of n rows of a step, and the rows of the dataset. """
     loader = Loader(data, seed=0, micro_batch=n)
-    noisy = Noising(text or MaskedText(data.vocab_size), None, ('text',), **knobs)
-    batch = noisy(loader.clean_rows(step, 0, L), mode_shares('unconditional'), data)
+    noising = Noising(text or MaskedText(data.vocab_size), None, ('text',), **knobs)
+    batch = noising(loader.clean_rows(step, 0, L), mode_shares('unconditional'), data)
     return batch, loader.rows_of(step, 0, 0)[1]
 
 

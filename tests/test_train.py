@@ -272,9 +272,9 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
     text, latent = MaskedText(data.vocab_size), GaussianLatents(data.live, target='x0')
     L = int(np.median(lengths(data))) + 1                  # about half of the texts fit
-    noisy = Noising(text, latent, BOTH, t_min=.1)
-    short, whole = (noisy(Rows(*data.rows(np.arange(64), length=length), length < 32, 0, 0),
-                          mode_shares(mode), data) for length in (L, 32))
+    noising = Noising(text, latent, BOTH, t_min=.1)
+    short, whole = (noising(Rows(*data.rows(np.arange(64), length=length), length < 32, 0, 0),
+                            mode_shares(mode), data) for length in (L, 32))
     fits = torch.from_numpy(lengths(data)[:64] < L)
     assert 8 < fits.sum() < 56
     assert torch.equal(short.row_weight, torch.where(fits, whole.row_weight, 0))
@@ -452,9 +452,9 @@ print('BREAKS', breaks, 'PROGRAMS', programs, 'CALLS', len(calls))
 def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     """ A batch by hand: every PAD right, of the real tokens none. """
     data = PackedDataset(str(dataset), 'train')
-    noisy = Noising(MaskedText(data.vocab_size), GaussianLatents(data.live), BOTH)
+    noising = Noising(MaskedText(data.vocab_size), GaussianLatents(data.live), BOTH)
     rows = Rows(*data.rows(np.arange(8)), False, 0, 0)
-    batch = noisy(rows, mode_shares('l2t'), data)
+    batch = noising(rows, mode_shares('l2t'), data)
     is_pad = batch.targets == data.pad
     assert is_pad.any() and not is_pad.all()
     nll = torch.ones(len(is_pad))
