@@ -254,7 +254,7 @@ def draw_sweeps(panels, metric, plt):
         for label, line in lines.items():
             if knob:
                 axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
-            else:                                          # words: no line leads from one to another
+            else:                                          # words, which no line joins
                 axis.errorbar(*zip(*line), fmt='o', capsize=2, label=shown(label))
                 axis.tick_params(axis='x', rotation=30)
         x = knob
