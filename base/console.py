@@ -2,6 +2,8 @@
 What a script tells the person at its terminal: lines, errors and progress.
 """
 import contextlib
+import functools
+import os
 import re
 import sys
 
@@ -18,6 +20,14 @@ def shown(text):
 
 def warn(message):
     print(f'warning: {shown(message)}', file=sys.stderr, flush=True)
+
+
+@functools.cache
+def warn_once(message):
+    """ Warns on the first process, and of the same thing once: a file is read more than once, by
+    each process. """
+    if os.environ.get('RANK', '0') == '0':
+        warn(message)
 
 
 def progress_bar(*args, **how):

@@ -12,7 +12,6 @@ To add a kind of file, write a generator of (record, where) and name its ending 
 """
 import codecs
 import csv
-import functools
 import gzip
 import io
 import itertools
@@ -24,7 +23,7 @@ import zlib
 from collections import Counter
 from typing import NamedTuple
 
-from base.console import warn
+from base.console import warn_once
 from base.files import MOST_MEMORY, short, stand_in, why
 from corpora.tokenizers import RESIDUES
 
@@ -62,13 +61,6 @@ VISIBLE = re.compile('[^\\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\
 LONGEST = MOST_MEMORY // 16
 ROWS = 4                       # of a parquet file that are read at a time, at most: a small file
                                # may hold texts of any length
-
-
-@functools.cache
-def warn_once(message):
-    """ A file is read several times, by each process. """
-    if os.environ.get('RANK', '0') == '0':
-        warn(message)
 
 
 class Document(NamedTuple):

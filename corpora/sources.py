@@ -23,11 +23,12 @@ import re
 from collections import Counter
 from unicodedata import normalize
 
+from base.console import warn_once
 from corpora.latents import COLUMN, by_name, with_column, with_latents
 from corpora.morgan import Morgan
 from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, VISIBLE, Document, cleaned,
                              count_endings, kind_of, passed_over, read_file, stem_of, walk,
-                             walk_folders, warn_once)
+                             walk_folders)
 from data import read_meta
 
 
@@ -233,26 +234,26 @@ def hash_function(source):
             canonical = Morgan().canonical
         except ValueError:                                   # RDKit is not installed
             canonical = str
-            if os.environ.get('RANK', '0') == '0':
-                warn_once('without RDKit (pip install rdkit) two SMILES of one molecule are two '
-                          'texts: one may be in train, the other in val')
+            warn_once('without RDKit (pip install rdkit) two SMILES of one molecule are two texts: '
+                      'one may be in train, the other in val')
     elif source.tokenizer == 'esm':
         canonical = str.upper
     else:
         canonical = str
 
-    # the last text is remembered: one that follows its like is hashed once
+    # read_once asks for the same text right after `documents` has: it is hashed once
     @functools.lru_cache(1)
     def hash_of(text):
         return text_hash(normalize('NFC', canonical(text)))
     return hash_of
 
 
-def documents(source, counts):
+def documents(source, counts, hash_of=None):
     """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for
-    a drop: read = kept + drops. """
+    a drop: read = kept + drops. hash_of: that of hash_function, where the caller has it, too. """
     seen = set()
-    hash_of = hash_function(source) if source.distinct else None
+    if source.distinct and not hash_of:
+        hash_of = hash_function(source)
     for doc in read(source, counts):
         counts['read'] += 1
 

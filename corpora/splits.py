@@ -64,7 +64,7 @@ def survey(source, val, val_fraction):
         counts_of['val_input'] = Counter()
         hash_of = hash_function(val)
         of_val = array('Q')
-        for doc in noted(documents(val, counts_of['val_input']), digest):
+        for doc in noted(documents(val, counts_of['val_input'], hash_of), digest):
             of_val.append(hash_of(doc.text))
             sizes.add('val', doc)
         counts_of['val_input']['known'] = int(np.isin(np.array(of_val, np.uint64), hashes).sum())
@@ -144,7 +144,7 @@ def read_once(source, limit):
     hashes = array('Q')                                      # 8 bytes a document
     hash_of = hash_function(source)
     with progress_bar(desc='reading', unit=' documents') as bar:
-        for doc in noted(documents(source, counts), digest):
+        for doc in noted(documents(source, counts, hash_of), digest):
             h = text_hash(doc.group) if doc.group else hash_of(doc.text)
             hashes.append(h)
             sizes.add('val' if h < limit else 'train', doc)

@@ -16,7 +16,6 @@ A kill at any moment costs at most the checkpoint that is being written: all fil
 of a temporary name, are synced to the disk, and one rename makes it step-N. Only then are old
 checkpoints removed.
 """
-import functools
 import hashlib
 import json
 import os
@@ -29,7 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from base.console import warn
+from base.console import warn, warn_once
 from base.files import check, one_line, read_sealed, regular, short, why
 from base.writing import entry_of, fsync, new_mode, remove_folder, sealed, write_folder, write_text
 from configurator import seen_from
@@ -46,7 +45,6 @@ PROCESS = ['text_process', 'text_schedule', 'latent_schedule', 'latent_target']
 SAMPLES = {'samples of train', 'samples of val', 'sha256 of train', 'sha256 of val'}
 STATISTICS = 'sha256 of latent_stats.npz'
 OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
-warn_once = functools.cache(warn)
 
 # -----------------------------------------------------------------------------
 # What is the same. An identity is a dict of values that must be equal:

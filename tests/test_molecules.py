@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from corpora.readers import warn_once
+from base.console import warn_once
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from encoders import find_encoder

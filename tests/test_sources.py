@@ -682,6 +682,15 @@ def test_latents_in_any_order_of_bytes_are_the_same(tmp_path, form):
         assert np.allclose(document.latent()[0], latent, rtol=1e-3)
 
 
+def test_a_text_is_hashed_once_in_a_reading_also_where_copies_are_left_out(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / 'a.txt', [f'line {i // 2}' for i in range(40)])
+    hashed = []
+    text_hash = sources.text_hash
+    monkeypatch.setattr(sources, 'text_hash', lambda text: hashed.append(text) or text_hash(text))
+    splits.read_once(source_of(input=path, encoder='none', tokenizer='byte', distinct=True), 0)
+    assert sorted(hashed) == sorted({f'line {i}' for i in range(20)})
+
+
 def test_latents_of_zeros_are_counted_and_many_stop(tmp_path, capsys):
     path, z = own_latents(tmp_path)
     z = z + 1
