@@ -70,6 +70,13 @@ def no_process_outlives_its_test():
     launch.started.clear()
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """ The working directory is an empty folder. """
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope='session')
 def dataset(tmp_path_factory):
     """ A small real one, by prepare.py: sentences from a grammar, lsa latents. """

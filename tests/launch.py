@@ -173,6 +173,19 @@ def train_each(dataset, runs):
         assert result.returncode == 0, result.stderr
 
 
+def flags(**knobs):
+    """ Knobs as a command line has them: ['--name=value', ...]. """
+    return [f'--{name}={value}' for name, value in knobs.items()]
+
+
+def stopped(result, *words):
+    """ Whether a command of run_each ended by itself, with code 2 and one line of these words. """
+    code, _, err = result
+    assert code == 2 and err.count('\n') == 1, result
+    assert all(word in err for word in words), (words, err)
+    return True
+
+
 def run_each(*commands, env=(), **kw):
     """ (exit code, stdout, stderr) of each [script, *args], one after the other. """
     results = [run(*command, env={**os.environ, **dict(env)}, **kw) for command in commands]

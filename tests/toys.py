@@ -1,7 +1,9 @@
 """ A text distribution small enough to enumerate (V = 3, L = 4), networks that are tables over its
 4^4 noisy states, and random networks. Small texts, encoders and run folders. """
+import gzip
 import itertools
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -288,7 +290,17 @@ LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number 
 
 
 def write_lines(path, lines=LINES):
-    path.write_text('\n'.join(lines) + '\n')
+    return put(path, '\n'.join(lines) + '\n')
+
+
+def put(path, content=''):
+    """ The path of a file with this text, or these bytes, in a folder that is made for it. Where
+    its name ends in .gz it is packed. """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = content.encode() if isinstance(content, str) else content
+    is_packed = path.name.lower().endswith('.gz')
+    path.write_bytes(gzip.compress(content) if is_packed else content)
     return path
 
 
