@@ -192,6 +192,35 @@ def run_each(*commands, env=(), **kw):
     return [(result.returncode, result.stdout, result.stderr) for result in results]
 
 
+TOGETHER = """
+import contextlib, io, json, runpy, sys, traceback
+answers = []
+for script, *args in json.load(sys.stdin):
+    sys.argv = [script, *args]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path(script, run_name='__main__')
+        except SystemExit as stop:
+            code = stop.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    answers.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(answers))
+"""
+
+
+def run_together(*commands, cwd=ROOT):
+    """ As run_each, but all in one process, which imports the modules once: where the process is
+    not what is tested. """
+    commands = [[str(ROOT / script), *map(str, args)] for script, *args in commands]
+    result = finished(TOGETHER, ['-c'], json.dumps(commands), cwd=cwd,
+                      env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
 def held(n, go):
     """ Code that holds a training after n steps of this process, until the file `go` is there. A
     rank that has had a signal makes it, so all go on as soon as one knows. """

@@ -5,10 +5,9 @@ files and its knobs are there, and it runs.
 Two commands with the same words are one. They run in one folder of small files, in the order
 prepare, train, export, sample, evaluate, plot. A command runs as it is written, with the knobs of
 `small` behind it, and the last one wins: a tiny network, few texts, `lsa` in place of an encoder of
-the hub, one process in place of torchrun's.
+the hub. All commands of a script run in one process, also in place of torchrun's.
 """
 import ast
-import gzip
 import json
 import re
 import shlex
@@ -19,9 +18,10 @@ import numpy as np
 import pytest
 from torch.distributed.run import get_args_parser
 
-from launch import EXTENDING, ROOT, run_code, run_each
+from launch import EXTENDING, ROOT, flags, run_code, run_together
 from prepare import OF_SAME_AS
 from runs.stages import read_schedule
+from toys import put, write_lines
 
 # where: file:line; line: as it is written, without its comment; script: None for another program;
 # args: what the script is given
@@ -144,7 +144,7 @@ import contextlib, functools, io, json, sys
 import configurator
 configurator.read_knobs = functools.cache(configurator.read_knobs)       # a script is read once
 answers = []
-for path, args in json.load(sys.stdin):
+for path, args in json.loads(sys.argv[1]):
     err = io.StringIO()
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
@@ -159,37 +159,39 @@ print(json.dumps(answers))
 def resolved(commands, root=ROOT):
     """ (error or '', the knobs) of each command, by the configurator of a tree. """
     pairs = json.dumps([(str(root / command.script), command.args) for command in commands])
-    code = f'import io, sys\nsys.path.insert(0, {str(root)!r})\nsys.stdin = io.StringIO({pairs!r})'
-    result = run_code(f'{code}\n{CHECK}', cwd=root, PYTHONPATH=str(root))
+    result = run_code(CHECK, pairs, cwd=root, PYTHONPATH=str(root))
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
 def problems(commands, root=ROOT):
     """ What is wrong with commands: file, line, the command and why. """
-    ours = [command for command in commands if command.script]
-    found = [f'{command.where}: no such script, {command.line}' for command in ours
-             if not (root / command.script).is_file()]
-    scripts = [command for command in ours if (root / command.script).is_file()
-               and not command.script.startswith('examples/')]
-    found += [f'{command.where}: {command.line}\n    {error}'
-              for command, (error, _) in zip(scripts, resolved(scripts, root)) if error]
-    return found
+    found, known = [], []
+    for command in commands:
+        if command.script and not (root / command.script).is_file():
+            found.append(f'{command.where}: no such script, {command.line}')
+        elif command.script and not command.script.startswith('examples/'):
+            known.append(command)
+    for command, (error, _) in zip(known, resolved(known, root)):
+        if error:
+            found.append(f'{command.where}: {command.line}\n    {error}')
+    return '\n'.join(found)
 
 
 def test_every_command_names_a_script_config_files_and_knobs_that_are_there():
     headers = [command for name in HEADERS for command in commands_of(name)]
-    assert len(ALL) > 120 and len(headers) > 40, 'the commands are not found any more'
-    wrong = problems(ALL + headers)
-    assert not wrong, '\n'.join(wrong)
+    for found in (ALL, headers):
+        assert {command.script for command in found} >= {*ORDER}, 'commands are not found any more'
+    assert not problems(ALL + headers)
     targets = {command.args[1] for command in ALL if command.line.startswith('make ')}
-    assert all(f'\n{target}: ' in (ROOT / 'Makefile').read_text() for target in targets)
+    makefile = (ROOT / 'Makefile').read_text()
+    assert targets and all(f'\n{target}: ' in makefile for target in targets)
 
 
 def test_the_commands_of_the_page_are_right_where_its_extensions_are_made(tree):
     commands = commands_of(EXTENDING)
-    wrong = problems(commands, tree)
-    assert len(commands) >= 10 and not wrong, '\n'.join(wrong)
+    assert {'train.py', 'sample.py'} <= {command.script for command in commands}
+    assert not problems(commands, tree)
 
 
 def test_the_schedules_of_a_training_fill_its_steps():
@@ -202,7 +204,7 @@ def test_the_schedules_of_a_training_fill_its_steps():
 
 # ---- do they run?
 
-def write_inputs(folder):
+def write_inputs():
     """ The files that the commands read, small. """
     rng = np.random.default_rng(0)
     verbs = 'Return Remove Print Copy Read'.split()
@@ -212,42 +214,39 @@ def write_inputs(folder):
     texts += ['Return a list.', 'Read a file.', 'Three children in winter coats are throwing '
               'snowballs at each other in a park.']
     rng.shuffle(texts)
-    lines = '\n'.join(texts) + '\n'
-    (folder / 'notes.txt').write_text('\n\n'.join(texts))
-    for name in ('texts.txt', 'train.txt', 'val.txt'):
-        (folder / name).write_text(lines)
-    (folder / 'more.txt').write_text(lines.replace('list', 'queue'))
-    pairs = ''.join(f'{a},{b},{i % 6}\n' for i, (a, b) in enumerate(zip(texts[:9], texts[9:18])))
-    (folder / 'stsb-en-dev.csv').write_text(f'sentence1,sentence2,score\n{pairs}')
     z = rng.standard_normal((len(texts), 16)).astype(np.float32)
-    np.save(folder / 'z.npy', z)
-    records = [json.dumps(dict(text=text, embedding=row.tolist())) for text, row in zip(texts, z)]
-    (folder / 'docs.jsonl').write_text('\n'.join(records))
+    np.save('z.npy', z)
 
-    # captions, by records and by lines
-    for name in ('captions', 'openwebtext', 'RAW', 'docs', 'pictures'):
-        (folder / name).mkdir()
-    for name, field in (('captions', 'caption'), ('openwebtext', 'text')):
-        records = ''.join(json.dumps({field: text}) + '\n' for text in texts)
-        (folder / name / 'a.jsonl.gz').write_bytes(gzip.compress(records.encode()))
-    for name in ('RAW/train.1', 'RAW/val.1'):
-        captions = lines.replace(' number ', ' red ')      # a word that an edit changes
-        (folder / f'{name}.en.gz').write_bytes(gzip.compress(captions.encode()))
+    # texts, captions, pairs of texts
+    put('notes.txt', '\n\n'.join(texts))
+    for name in ('texts.txt', 'train.txt', 'val.txt'):
+        write_lines(name, texts)
+    write_lines('more.txt', [text.replace('list', 'queue') for text in texts])
+    for name in ('RAW/train.1.en.gz', 'RAW/val.1.en.gz'):
+        # a word that an edit changes
+        write_lines(name, [text.replace(' number ', ' red ') for text in texts])
+    pairs = [f'{a},{b},{i % 6}' for i, (a, b) in enumerate(zip(texts[:9], texts[9:18]))]
+    write_lines('stsb-en-dev.csv', ['sentence1,sentence2,score', *pairs])
+
+    # records
+    for name, field in (('captions/a.jsonl.gz', 'caption'), ('openwebtext/a.jsonl.gz', 'text')):
+        write_lines(name, [json.dumps({field: text}) for text in texts])
+    write_lines('docs.jsonl', [json.dumps(dict(text=text, embedding=row))
+                               for text, row in zip(texts, z.tolist())])
 
     # proteins
-    sequences = [''.join(rng.choice(list('ACDEFGHIKLMNPQRSTVWY'), 40)) for _ in range(60)]
-    fasta = ''.join(f'>p{i}\n{s}\n' for i, s in enumerate(sequences))
-    (folder / 'proteins.fasta').write_text(fasta)
-    for name in ('proteins.fasta.gz', 'uniref50.fasta.gz'):
-        (folder / name).write_bytes(gzip.compress(fasta.encode()))
+    sequences = rng.choice(list('ACDEFGHIKLMNPQRSTVWY'), (60, 40))
+    fasta = [f'>p{i}\n{"".join(letters)}' for i, letters in enumerate(sequences)]
+    for name in ('proteins.fasta', 'proteins.fasta.gz', 'uniref50.fasta.gz'):
+        write_lines(name, fasta)
 
     # pictures
     from PIL import Image
+    write_lines('pictures/metadata.csv',
+                ['file_name,text', *(f'{i}.png,a picture number {i}' for i in range(24))])
     for i in range(24):
         pixels = rng.integers(0, 256, (40, 40, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f'pictures/{i}.png')
-    rows = ''.join(f'{i}.png,a picture number {i}\n' for i in range(24))
-    (folder / 'pictures/metadata.csv').write_text(f'file_name,text\n{rows}')
+        Image.fromarray(pixels).save(f'pictures/{i}.png')
 
 
 HUB = ('minilm', 'e5', 'bge', 'qwen', 'morgan')          # of the hub, or of another package
@@ -303,42 +302,39 @@ def in_order(commands):
     found = []
     for command, (error, knobs) in zip(commands, resolved(commands)):
         assert not error, f'{command.where}: {error}'
-        given = {f'--{name}={value}': 0 for name, value in small(command.script, knobs).items()}
-        late = ('import_dir', 'export_dir', 'inspect')
-        is_late = command.script == 'prepare.py' and any(knobs[name] for name in late)
-        place = ORDER.index(command.script), is_late
-        found.append((*place, command, [*command.args, *given], knobs))
-    found.sort(key=lambda row: row[:2])
+        args = [*command.args, *flags(**small(command.script, knobs))]
+        is_late = any(knobs.get(name) for name in ('import_dir', 'export_dir', 'inspect'))
+        found.append((command, args, knobs, is_late))
+    found.sort(key=lambda row: (ORDER.index(row[0].script), row[3]))
 
     # a dataset or a run whose folder another command has taken gets one of its own
     taken = set()
-    for i, (_, is_late, command, args, knobs) in enumerate(found):
+    for i, (command, args, knobs, is_late) in enumerate(found):
         knob = {'prepare.py': 'out', 'train.py': 'out_dir'}.get(command.script)
         if knob and not is_late and not knobs.get('preflight_only'):
             if knobs[knob] in taken:
                 args.append(f'--{knob}={knobs[knob]}_again{i}')
             taken.add(knobs[knob])
-    return [(command, args) for _, _, command, args, _ in found]
+    return [(command, args) for command, args, _, _ in found]
 
 
-def test_every_command_runs_at_a_tiny_size(tmp_path):
+def test_every_command_runs_at_a_tiny_size(here):
     for library in ('sklearn', 'PIL', 'matplotlib'):
         pytest.importorskip(library, reason='pip install -r tests/requirements.txt')
-    write_inputs(tmp_path)
+    write_inputs()
     rows = in_order(ALL)
 
     # what the hub would give, and a folder of the earlier layout, are made of what is here
-    n_prepared = sum(command.script == 'prepare.py' for command, _ in rows)
-    first = next(i for i, (command, _) in enumerate(rows) if '--import_dir=OLD' in command.args)
-    before = [[command.script, *args] for command, args in rows[:n_prepared]]
-    before.insert(first, ['prepare.py', '--export_dir=OLD', '--out=data/notes'])
-    results = run_each(*before, cwd=tmp_path)
-    assert results.pop(first)[0] == 0
-    for name in ('wikitext103', 'openwebtext'):
-        shutil.copytree(tmp_path / 'data/notes', tmp_path / 'data' / name)
-
-    results += run_each(*[[command.script, *args] for command, args in rows[n_prepared:]],
-                        cwd=tmp_path)
-    wrong = [f'{command.where}: {command.line}\n    {err.strip()[-600:]}'
-             for (command, _), (code, _, err) in zip(rows, results) if code]
-    assert len(rows) > 80 and not wrong, '\n'.join(wrong)
+    made = [([command.script, *args], command) for command, args in rows]
+    first = next(i for i, (args, _) in enumerate(made) if '--import_dir=OLD' in args)
+    made.insert(first, (['prepare.py', '--export_dir=OLD', '--out=data/notes'], None))
+    wrong = []
+    for script in ORDER:
+        of_script = [row for row in made if row[0][0] == script]
+        results = run_together(*[args for args, _ in of_script], cwd=here)
+        wrong += [f'{command and command.where}: {args}\n    {err.strip()[-600:]}'
+                  for (args, command), (code, _, err) in zip(of_script, results) if code]
+        if script == 'prepare.py':
+            for name in ('wikitext103', 'openwebtext'):
+                shutil.copytree('data/notes', f'data/{name}')
+    assert {command.script for command, _ in rows} == {*ORDER} and not wrong, '\n'.join(wrong)

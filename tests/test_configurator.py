@@ -8,7 +8,8 @@ import pytest
 import configurator
 from base import console
 from configurator import Knob
-from launch import ROOT
+from launch import ROOT, flags
+from toys import put
 
 SCRIPT = '''"""
 A demonstration.
@@ -35,20 +36,25 @@ config = configure(globals())
 below = 5
 print('VALUES', json.dumps(config))
 '''
+TRAIN, SAMPLE = str(ROOT / 'train.py'), str(ROOT / 'sample.py')
 HOME = os.path.expanduser('~')
 DEFAULTS = {'dataset': 'quickstart', 'text': '', 'batch_size': 8, 'lr': 6e-4, 'compile': True,
             'betas': (.9, .99), 'tasks': ('nelbo',), 'min_lr': None, 'last': -1}
 
 
+def table(text):
+    """ [left, right] of lines 'left => right'. """
+    return [line.strip().split(' => ') for line in text.strip().splitlines()]
+
+
 @pytest.fixture
-def demo(tmp_path, monkeypatch):
+def demo(here):
     """ changed(*args) -> the knobs that are not at their defaults. The working directory is that of
     demo.py. """
-    (tmp_path / 'demo.py').write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
+    put('demo.py', SCRIPT)
 
     def changed(*args):
-        globals_ = {'__file__': str(tmp_path / 'demo.py')}
+        globals_ = {'__file__': str(here / 'demo.py')}
         config = configurator.configure(globals_, args)
         assert config.items() <= globals_.items()
         return {name: value for name, value in config.items()
@@ -89,24 +95,43 @@ def test_a_flag_does_what_it_says(demo, flag, value):
     assert list(found.values()) == [value] and type(*found.values()) is type(value)
 
 
+@pytest.mark.parametrize('flag, words', table("""
+    --batch_size=abc  => 'abc' is no int
+    --batch_size=1.5  => is no int
+    --batch_size=     => '' is no int
+    --batch_size=true => is no int
+    --batch_size=1e999 => is no int
+    --batch_size=0    => 0, expected [1, 1e6]
+    --lr=fast         => is no float
+    --compile=maybe   => is no bool
+    --compile=2       => is no bool
+    --betas=a,b       => 'a' is no float
+    --betas=.9        => expected values like (0.9, 0.99)
+    --betas=.9,1      => 1.0, expected [0, 1)
+    --tasks=          => expected values like
+    --tasks=all       => 'all', expected nelbo | l2t | t2l
+    --min_lr=         => '', expected None | (0, 1] | <a name>
+    --batchsize=4     => 'batchsize' in the command line, did you mean 'batch_size'?
+    --lx=4            => 'lx' in the command line, --help lists them
+    --below=4         => 'below'
+    --CAPITALS=4      => 'CAPITALS'
+    nowhere.py        => no config file nowhere.py: No such file
+    word              => neither a config
+    """))
+def test_a_mistake_on_the_command_line_stops_with_one_line(refused, flag, words):
+    refused([flag.strip()], words.strip())
+
+
 @pytest.mark.parametrize('flag, words', [
-    ('--batch_size=abc', "'abc' is no int"), ('--batch_size=1.5', 'is no int'),
-    ('--batch_size=', "'' is no int"), ('--batch_size=true', 'is no int'),
-    ('--batch_size=1e999', 'is no int'), ('--batch_size=0', '0, expected [1, 1e6]'),
-    ('--lr=fast', 'is no float'), ('--compile=maybe', 'is no bool'), ('--compile=2', 'is no bool'),
-    ('--betas=a,b', "'a' is no float"), ('--betas=.9', 'expected values like (0.9, 0.99)'),
-    ('--betas=.9,1', '1.0, expected [0, 1)'), ('--tasks=', 'expected values like'),
-    ('--tasks=all', "'all', expected nelbo | l2t | t2l"),
-    ('--min_lr=', "'', expected None | (0, 1] | <a name>"),
     ('--dataset=X\r', r"'X\r' has a control character"), ('--dataset=a\nb', 'a control character'),
     ('--dataset=\x85', 'a control character'), ('--min_lr=a\t', 'a control character')])
-def test_a_value_of_another_type_or_against_the_rule_stops_with_one_line(refused, flag, words):
+def test_no_value_has_a_control_character(refused, flag, words):
     refused([flag], words)
 
 
-def test_later_wins_and_the_table_says_where_each_value_came_from(demo, tmp_path, capsys):
-    (tmp_path / 'a.py').write_text('batch_size = 1\nlr = 1\ntext = "of a"')
-    (tmp_path / 'b.py').write_text('batch_size = 2\nlr = 2')
+def test_later_wins_and_the_table_says_where_each_value_came_from(demo, capsys):
+    put('a.py', 'batch_size = 1\nlr = 1\ntext = "of a"')
+    put('b.py', 'batch_size = 2\nlr = 2')
     found = demo('a.py', 'b.py', '--batch_size=3')
     assert found == {'batch_size': 3, 'lr': 2.0, 'text': 'of a'}
     table = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines()}
@@ -114,24 +139,32 @@ def test_later_wins_and_the_table_says_where_each_value_came_from(demo, tmp_path
     assert demo('--batch_size=3', 'a.py')['batch_size'] == 1
 
 
-def test_a_config_file_is_python_and_is_found_from_any_folder(demo, tmp_path, monkeypatch):
-    (tmp_path / 'config').mkdir()
-    (tmp_path / 'config/c.py').write_text(
-        'import math, os.path as path\ndef double(x):\n    return 2 * x\n_rows, SCALE = 4, 2\n'
-        'batch_size = double(_rows) * SCALE\nlr = 1 if math.pi > 3 else 2\n'
-        'tasks = [t for t in ("l2t", "t2l")]\ntext = path.basename(__file__)')
+CONFIG = """
+import math, os.path as path
+def double(x):
+    return 2 * x
+_rows, SCALE = 4, 2
+batch_size = double(_rows) * SCALE
+lr = 1 if math.pi > 3 else 2
+tasks = [t for t in ("l2t", "t2l")]
+text = path.basename(__file__)
+"""
+
+
+def test_a_config_file_is_python_and_is_found_from_any_folder(demo, here, monkeypatch):
+    put('config/c.py', CONFIG)
     expected = {'batch_size': 16, 'lr': 1.0, 'tasks': ('l2t', 't2l'), 'text': 'c.py'}
     assert demo('config/c.py') == expected
-    monkeypatch.chdir(tmp_path / 'config')
-    monkeypatch.setattr(configurator, 'HERE', str(tmp_path))
+    monkeypatch.chdir('config')
+    monkeypatch.setattr(configurator, 'HERE', str(here))
     assert configurator.run_config('config/c.py')['text'] == 'c.py', 'or beside the scripts'
 
 
-def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused, tmp_path):
-    (tmp_path / 'c.py').write_text('num_samples = "any"\nbatch_size = 2\nend_penalty = 1')
+def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused):
+    put('c.py', 'num_samples = "any"\nbatch_size = 2\nend_penalty = 1')
     assert demo('c.py') == {'batch_size': 2}
     refused(['--num_samples=4'], "'num_samples' in the command line: it is one of sample.py")
-    (tmp_path / 'd.py').write_text('num_sample = 4')
+    put('d.py', 'num_sample = 4')
     refused(['d.py'], "unknown knob 'num_sample' in d.py, did you mean 'num_samples'?")
 
 
@@ -144,72 +177,75 @@ def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused, t
     ('lr = 1\nbatch_size =', 'config file c.py, line 2: SyntaxError'),
     ('lr = 1\n\nbatch_size = rows', 'config file c.py, line 3: NameError'),
     ('raise ValueError("two\\nlines")', 'line 1: ValueError: two lines')])
-def test_a_mistake_in_a_config_file_stops_with_one_line(refused, tmp_path, content, words):
-    (tmp_path / 'c.py').write_text(content)
+def test_a_mistake_in_a_config_file_stops_with_one_line(refused, content, words):
+    put('c.py', content)
     refused(['c.py'], words)
 
 
-@pytest.mark.parametrize('arg, words', [
-    ('--batchsize=4', "'batchsize' in the command line, did you mean 'batch_size'?"),
-    ('--lx=4', "'lx' in the command line, --help lists them"),
-    ('--below=4', "'below'"), ('--CAPITALS=4', "'CAPITALS'"),
-    ('nowhere.py', 'no config file nowhere.py: No such file'), ('word', 'neither a config')])
-def test_a_mistake_on_the_command_line_stops_with_one_line(refused, arg, words):
-    refused([arg], words)
-
-
-def test_a_config_file_that_is_no_file_is_not_run(tmp_path, capsys):
-    (tmp_path / 'c.py').mkdir()
+def test_a_config_file_that_is_no_file_is_not_run(here, capsys):
+    os.mkdir('c.py')
     with pytest.raises(SystemExit):
-        configurator.run_config(str(tmp_path / 'c.py'))
+        configurator.run_config(str(here / 'c.py'))
     said = 'c.py: this is a folder, a pipe or a device, expected a file'
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('line, words', [
-    ('--batch_size 100', 'write --batch_size=100'), ('--last -1', 'write --last=-1'),
-    ('c.py --batch_size= 100', 'write --batch_size=100'),
-    ('--batch_size = 100', 'write --batch_size=100'), ('--batch_size', 'write --batch_size=VALUE'),
-    ('batch_size=4', 'write --batch_size=4'), ('-batch_size=4', 'write --batch_size=4'),
-    ('\u2013batch_size=4', 'write --batch_size=4'), ('--compile --lr=2', 'write --compile=true'),
-    ('--compile false', 'write --compile=false'), ('--batch-size 4', 'write --batch_size=4'),
-    ('--batch_siz 4', "did you mean 'batch_size'"),
-    ('--text=A list of three. --lr=1', 'put quotes around it, --text="A list of three."'),
-    ('--text=the last lr', '--text="the last lr"'), ('--text A list.', '--text="A list."'),
-    ('--text=see c.txt', '--text="see c.txt"'), ('Return a list.', '--text="Return a list."'),
-    ('--tasks=l2t, t2l', 'put quotes around it, --tasks="l2t, t2l"'),
-    ('--dataset=my data', '--dataset="my data"'), ('--lr=1 quickstart', 'config/quickstart.py?'),
-    ('--dataset=a quickstart', 'did you mean config/quickstart.py?'),
-    ('config/quickstart', 'config/quickstart.py?'), ('quickstart.py', 'config/quickstart.py?'),
-    ('quikstart', 'config/quickstart.py?'),
-    ('--config=c.py', 'a config file stands alone')])
-def test_each_riddle_of_the_command_line_gets_the_line_that_is_meant(refused, tmp_path, line,
-                                                                     words):
-    (tmp_path / 'c.py').write_text('lr = 1')
-    (tmp_path / 'c.txt').write_text('a text')
+@pytest.mark.parametrize('line, words', table("""
+    --batch_size 100        => write --batch_size=100
+    --last -1               => write --last=-1
+    c.py --batch_size= 100  => write --batch_size=100
+    --batch_size = 100      => write --batch_size=100
+    --batch_size            => write --batch_size=VALUE
+    batch_size=4            => write --batch_size=4
+    -batch_size=4           => write --batch_size=4
+    \u2013batch_size=4           => write --batch_size=4
+    --compile --lr=2        => write --compile=true
+    --compile false         => write --compile=false
+    --batch-size 4          => write --batch_size=4
+    --batch_siz 4           => did you mean 'batch_size'
+    --text=A list of three. --lr=1 => put quotes around it, --text="A list of three."
+    --text=the last lr      => --text="the last lr"
+    --text A list.          => --text="A list."
+    --text=see c.txt        => --text="see c.txt"
+    Return a list.          => --text="Return a list."
+    --tasks=l2t, t2l        => put quotes around it, --tasks="l2t, t2l"
+    --dataset=my data       => --dataset="my data"
+    --lr=1 quickstart       => config/quickstart.py?
+    --dataset=a quickstart  => did you mean config/quickstart.py?
+    config/quickstart       => config/quickstart.py?
+    quickstart.py           => config/quickstart.py?
+    quikstart               => config/quickstart.py?
+    --config=c.py           => a config file stands alone
+    """))
+def test_each_riddle_of_the_command_line_gets_the_line_that_is_meant(refused, line, words):
+    put('c.py', 'lr = 1')
+    put('c.txt', 'a text')
     refused(line.split(), words)
 
 
-def test_a_text_in_quotes_is_no_part_of_the_knob_before_it(refused):
-    refused(['--dataset=w', 'A man walks.'], ': put quotes around it, --text="A man walks."')
-    refused(['--text=A', 'man walks.'], ': put quotes around it, --text="A man walks."')
+@pytest.mark.parametrize('args, text', [(['--dataset=w', 'A man walks.'], 'A man walks.'),
+                                        (['--text=A', 'man walks.'], 'A man walks.')])
+def test_a_text_in_quotes_is_no_part_of_the_knob_before_it(refused, args, text):
+    refused(args, f': put quotes around it, --text="{text}"')
 
 
-@pytest.mark.parametrize('script, arg, words', [
-    ('prepare', 'mine.txt', 'write --input=mine.txt'), ('prepare', 'sub', 'write --input=sub'),
-    ('prepare', 'z.npy', 'write --latents_from=z.npy'), ('prepare', 'a.csv', '--input=a.csv'),
-    ('sample', 'z.npy', 'write --latents=z.npy'), ('sample', 'a.png', 'write --image=a.png'),
-    ('evaluate', 'mine.txt', 'write --texts=mine.txt'),
-    ('evaluate', 'captions', 'write --out_dir=captions'),
-    ('train', 'sub', 'write --dataset=sub')])
-def test_a_file_that_stands_alone_is_told_its_knob(tmp_path, monkeypatch, capsys, script, arg,
-                                                   words):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'mine.txt').write_text('a text')
-    (tmp_path / 'sub').mkdir(), (tmp_path / 'captions').mkdir()
-    (tmp_path / 'captions/config.json').write_text('{}')     # a run, with the name of a config
+@pytest.mark.parametrize('script, arg, words', table("""
+    prepare => mine.txt => write --input=mine.txt
+    prepare => sub      => write --input=sub
+    prepare => z.npy    => write --latents_from=z.npy
+    prepare => a.csv    => --input=a.csv
+    sample  => z.npy    => write --latents=z.npy
+    sample  => a.png    => write --image=a.png
+    evaluate => mine.txt => write --texts=mine.txt
+    evaluate => captions => write --out_dir=captions
+    train   => sub      => write --dataset=sub
+    """))
+def test_a_file_that_stands_alone_is_told_its_knob(here, capsys, script, arg, words):
+    put('mine.txt', 'a text')
+    os.mkdir('sub')
+    put('captions/config.json', '{}')                        # a run, with the name of a config
     with pytest.raises(SystemExit):
-        configurator.configure({'__file__': str(ROOT / f'{script}.py')}, [arg])
+        configurator.configure({'__file__': str(ROOT / f'{script.strip()}.py')}, [arg.strip()])
     assert words in capsys.readouterr().err
 
 
@@ -228,28 +264,32 @@ def test_a_knob_that_is_none_or_a_bool_takes_0_and_1(text, value):
     assert Knob(None, 'None | bool', '').read(text) is value
 
 
-@pytest.mark.parametrize('where', ['flag', 'file'])
-def test_a_knob_of_one_choice_is_read_where_that_is_chosen_and_refused_elsewhere(capsys, tmp_path,
-                                                                                 where):
+def test_help_says_where_a_knob_of_one_choice_is_read():
     """ gidd_gamma of train.py with text_process=gidd alone; sample.py reads the dataclass of
     sampling/knobs.py in any case. """
-    train, sample = (os.path.join(ROOT, f'{name}.py') for name in ('train', 'sample'))
-    assert configurator.read_knobs(train)['gidd_gamma'][:2] == (1.0, '[0.1, 10]')
-    assert configurator.read_knobs(sample)['eta'][:2] == (.02, '[0, 1]')
-    shown = configurator.help_of(train)
-    assert '\n# ---- read where text_process=gidd\ngidd_' in shown
-    assert '\n# ---- latents\nsolver: str = ' in configurator.help_of(sample)
+    assert configurator.read_knobs(TRAIN)['gidd_gamma'][:2] == (1.0, '[0.1, 10]')
+    assert configurator.read_knobs(SAMPLE)['eta'][:2] == (.02, '[0, 1]')
+    assert '\n# ---- read where text_process=gidd\ngidd_' in configurator.help_of(TRAIN)
+    assert '\n# ---- latents\nsolver: str = ' in configurator.help_of(SAMPLE)
 
-    def configure(script=train, **knobs):
-        config = tmp_path / 'overlay.py'
-        config.write_text('\n'.join(f'{name} = {value!r}' for name, value in knobs.items()))
-        args = [str(config)]
-        if where == 'flag':
-            args = [f'--{name}={value}' for name, value in knobs.items()]
+
+def in_a_file(knobs):
+    return [put('overlay.py', '\n'.join(f'{name} = {value!r}' for name, value in knobs.items()))]
+
+
+def on_a_line(knobs):
+    return flags(**knobs)
+
+
+@pytest.mark.parametrize('given', [in_a_file, on_a_line])
+def test_a_knob_of_one_choice_is_read_where_that_is_chosen_and_refused_elsewhere(here, capsys,
+                                                                                 given):
+    def configure(script=TRAIN, **knobs):
+        args = [str(arg) for arg in given(knobs)]
         return configurator.configure({'__file__': script}, args, show=False)
 
     assert configure(gidd_gamma=2, text_process='gidd')['gidd_gamma'] == 2.0
-    assert configure(sample, eta=1)['eta'] == 1.0
+    assert configure(SAMPLE, eta=1)['eta'] == 1.0
     for knobs, words in ((dict(gidd_gamma=2), 'is read where text_process=gidd'),
                          (dict(curriculum=True), 'where text_process=atat'),
                          (dict(text_process='gidd', gidd_gamma=99), '99')):

@@ -1,5 +1,6 @@
 """ data.py as sentences: tokenizers never lie about text, batches are what the disk says, order and
 noise are pure functions. """
+import itertools
 import json
 import os
 from pathlib import Path
@@ -31,28 +32,30 @@ def bpe(tmp_path, vocab_size=300):
     return tokenizers.bpe_tokenizer(tmp_path / 'tokenizer.json')
 
 
-def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
-    """ Rows of known tokens and latents, written by hand in the format of the design. """
+def write_dataset(folder, edges=(0, 3, 4, 7), rows=range(7)):
+    """ Rows of known tokens and latents, written by hand in the format of the design; edges: where
+    its shards begin and end. """
     rng = np.random.default_rng(0)
     tokens = [rng.integers(0, 256, n) for n in LENGTHS]
-    latents = rng.normal(3, 2, (len(LENGTHS), 2, D)).astype(np.float16)
+    latents = rng.normal(3, 2, (7, 2, 5)).astype(np.float16)
     latents[..., 1] = .25                                          # a dead dimension
-    entries = []
-    for number, (a, b) in enumerate(shards):
-        name = f'train-{number:05d}'
-        np.concatenate(tokens[a:b]).astype('<u2').tofile(folder / f'{name}.tokens.bin')
-        np.save(folder / f'{name}.offsets.npy', np.cumsum([0] + LENGTHS[a:b]))
-        np.save(folder / f'{name}.latents.npy', latents[a:b])
-        files = {f'{name}.{end}': entry_of(folder / f'{name}.{end}')
-                 for end in ('tokens.bin', 'offsets.npy', 'latents.npy')}
-        entries.append(dict(name=name, samples=b - a, tokens=sum(LENGTHS[a:b]),
-                            longest=max(LENGTHS[a:b]), files=files))
-    flat = latents.reshape(-1, D).astype(np.float64)
-    np.savez(folder / 'latent_stats.npz', mean=flat.mean(0), std=flat.std(0))
+    shards = []
+    for a, b in itertools.pairwise(edges):
+        name, own = f'train-{len(shards):05d}', rows[a:b]
+        of_shard = [LENGTHS[i] for i in own]
+        np.concatenate([tokens[i] for i in own]).astype('<u2').tofile(folder / f'{name}.tokens.bin')
+        np.save(folder / f'{name}.offsets.npy', np.cumsum([0, *of_shard]))
+        np.save(folder / f'{name}.latents.npy', latents[own])
+        files = {path.name: entry_of(path) for path in folder.glob(f'{name}.*')}
+        shards.append(dict(name=name, samples=len(own), tokens=sum(of_shard),
+                           longest=max(of_shard), files=files))
+    flat = latents.reshape(-1, 5).astype(np.float64)
+    stats = folder / 'latent_stats.npz'
+    np.savez(stats, mean=flat.mean(0), std=flat.std(0))
     meta = dict(format=2, name='little', tokenizer=tokenizers.byte_tokenizer().record, encoder=None,
-                latent_shape=[2, D], token_dtype='uint16',
-                max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)),
-                files={'latent_stats.npz': entry_of(folder / 'latent_stats.npz')})
+                latent_shape=[2, 5], token_dtype='uint16', max_tokens=8,
+                splits=dict(train=dict(samples=len(rows), shards=shards)),
+                files={stats.name: entry_of(stats)})
     (folder / 'meta.json').write_text(sealed(meta))
     return tokens, latents
 
@@ -68,10 +71,8 @@ def rewrite(folder, name, array):
 def test_text_survives_tokenizing_and_never_becomes_a_special_id(tmp_path, kind):
     tok = load_tokenizer('byte') if kind == 'byte' else bpe(tmp_path)
     for text, ids in zip(TEXTS, tok.encode_batch(TEXTS)):
-        assert tok.decode(ids) == text
-        assert ids == tok.encode(text)
-        assert not {tok.eos, tok.pad, tok.vocab_size} & set(ids)
-        assert all(0 <= i < tok.vocab_size for i in ids)
+        assert tok.decode(ids) == text and ids == tok.encode(text)
+        assert all(0 <= i < tok.vocab_size - 2 for i in ids)
     assert {tok.eos, tok.pad} == {tok.vocab_size - 2, tok.vocab_size - 1}
 
 
@@ -118,11 +119,12 @@ def test_a_batch_is_the_text_one_eos_and_pad_beside_standardised_latents(tmp_pat
     x, z = ds.rows(indices)
     assert x.dtype == torch.int64 and z.dtype == torch.float32
     for i, row in zip(indices, x.tolist()):
-        assert row == [*tokens[i], ds.eos] + [ds.pad] * (8 - len(tokens[i]))
-        assert ds.ids(i).tolist() == tokens[i].tolist()
-    assert torch.equal(ds.raw_latents(indices),
-                       torch.from_numpy(latents[indices].astype(np.float32)))
-    assert torch.allclose(z, ds.standardise(ds.raw_latents(indices)))
+        own = tokens[i].tolist()
+        assert row == [*own, ds.eos] + [ds.pad] * (8 - len(own))
+        assert ds.ids(i).tolist() == own
+    raw = ds.raw_latents(indices)
+    assert raw.numpy().tolist() == latents[indices].tolist()
+    assert torch.allclose(z, ds.standardise(raw))
     assert PackedDataset(tmp_path, 'train', seq_len=12).rows([0])[0].shape == (1, 12)
     with pytest.raises(IndexError):
         ds.rows([7])
@@ -157,17 +159,17 @@ def test_a_wrong_shape_or_dtype_is_refused_with_both_values(tmp_path, name, cont
 
 # a text that ends before it begins, one of 10 tokens, and one that begins before the first; all of
 # them beyond the last token, before the first
-@pytest.mark.parametrize('offsets', [[0, 7, 3, 10], [0, 3, 3, 13], [-8, 3, 3, 10],
-                                     [10**9, 10**9 + 3, 10**9 + 3, 10**9 + 10],
-                                     [-99, -96, -96, -89], [1, 4, 4, 11],
-                                     [2**63 - 1, 3 - 2**63, 3, 10]])
+@pytest.mark.parametrize('offsets', [(0, 7, 3, 10), (0, 3, 3, 13), (-8, 3, 3, 10),
+                                     (10**9, 1000000003, 1000000003, 1000000010),
+                                     (-99, -96, -96, -89), (1, 4, 4, 11),
+                                     (2**63 - 1, 3 - 2**63, 3, 10)])
 def test_a_flipped_bit_of_an_offset_is_found_when_its_text_is_read(tmp_path, offsets):
     write_dataset(tmp_path)
     rewrite(tmp_path, 'train-00000.offsets.npy', np.array(offsets))
     data = PackedDataset(tmp_path, 'train')
-    for read in (lambda: data.rows(range(3)), lambda: [data.ids(i) for i in range(3)]):
+    for read in (data.rows, lambda rows: [data.ids(i) for i in rows]):
         with pytest.raises(ValueError, match='train-00000.offsets.npy: .*run prepare.py again'):
-            read()
+            read(range(3))
 
 
 @pytest.mark.parametrize('name, content', [
@@ -185,15 +187,19 @@ def test_what_is_in_a_shard_is_looked_at_by_inspect(tmp_path, name, content):
 
 
 def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
+    def stops(number, read, *args):
+        with pytest.raises(ValueError, match=f'train-0000{number}.tokens.bin: token id 258, '
+                                             'expected ids below vocab_size 258'):
+            read(*args)
+
     write_dataset(tmp_path)
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
     ds = PackedDataset(tmp_path, 'train')
     np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
-    for read, number in ((lambda: ds.rows([5]), 2), (lambda: ds.ids(5), 2),
-                         (lambda: counts(ds), 0), (lambda: PackedDataset(tmp_path, 'train'), 0)):
-        with pytest.raises(ValueError, match=f'train-0000{number}.tokens.bin: token id 258, '
-                                             'expected ids below vocab_size 258'):
-            read()
+    stops(2, ds.rows, [5])
+    stops(2, ds.ids, 5)
+    stops(0, counts, ds)
+    stops(0, PackedDataset, tmp_path, 'train')
 
 
 def test_a_row_depends_on_its_position_the_seed_and_the_epoch_alone():
@@ -202,29 +208,33 @@ def test_a_row_depends_on_its_position_the_seed_and_the_epoch_alone():
     epochs = whole.reshape(3, n)
     assert (np.sort(epochs) == np.arange(n)).all()
     # two unrelated orders of n rows agree at one position on average, and rarely at 10
-    others = [*epochs, row_order(n, 4, 0, n)]
-    for i in range(4):
-        assert not any((others[i] == others[j]).sum() > 10 for j in range(i))
+    for a, b in itertools.combinations([*epochs, row_order(n, 4, 0, n)], 2):
+        assert (a == b).sum() <= 10
 
     # any share of the positions gives the same rows, also over the end of an epoch
     for start, count in ((0, 5), (n - 2, 4), (n - 1, 2 * n), (7, 0), (2 * n, 1)):
         assert np.array_equal(row_order(n, 3, start, count), whole[start:start + count])
 
 
+def open_files(folder):
+    """ How many files of a folder this process has open. """
+    links = [os.path.join('/proc/self/fd', fd) for fd in os.listdir('/proc/self/fd')]
+    files = {os.readlink(link) for link in links if os.path.exists(link)}
+    return sum(Path(file).parent == folder for file in files)
+
+
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
     # row 1 is empty: a shard of it alone would be refused
     kept = [0, 2, 3, 4, 5, 6]
-    tokens, _ = write_dataset(tmp_path, shards=[(i, i + 1) for i in kept])
+    tokens, _ = write_dataset(tmp_path, range(7), kept)
     monkeypatch.setattr(data, 'most_open', lambda: 2)
     ds = PackedDataset(tmp_path, 'train')
     rows = np.array([5, 0, 3, 0, 4, 1, 2])
     for _ in range(2):
-        for row, x in zip(rows, ds.rows(rows)[0]):
+        for row, x in zip(rows, ds.rows(rows)[0].tolist()):
             own = tokens[kept[row]].tolist()
-            assert x.tolist()[:len(own) + 1] == [*own, ds.eos]
-        links = [os.path.join('/proc/self/fd', fd) for fd in os.listdir('/proc/self/fd')]
-        files = {os.readlink(link) for link in links if os.path.exists(link)}
-        assert 0 < sum(Path(file).parent == tmp_path for file in files) <= 2 * 3
+            assert x[:len(own) + 1] == [*own, ds.eos]
+        assert 0 < open_files(tmp_path) <= 2 * 3
     lengths(ds), counts(ds)
 
 
@@ -239,20 +249,23 @@ def test_floats_of_any_size_and_byte_order_are_read_as_torch_has_them(tmp_path, 
     assert as_latent(np.load(tmp_path / 'z.npy')[0], 'z.npy').dtype == z.dtype
 
 
-@pytest.mark.parametrize('part, value', [
-    ('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': '/////w=='}),
-    ('truncation', {'direction': 'Right', 'max_length': 2, 'strategy': 'LongestFirst',
-                    'stride': 5}),
-    ('padding', {'strategy': {'Fixed': 10**9}, 'direction': 'Right', 'pad_to_multiple_of': None,
-                 'pad_id': 0, 'pad_type_id': 0, 'pad_token': '!'}),
-    ('model', {'type': 'WordPiece', 'unk_token': 'a', 'continuing_subword_prefix': '#',
-               'max_input_chars_per_word': 100, 'vocab': {'a': 0}})])
-def test_of_a_tokenizer_only_words_and_merges_are_read(tmp_path, part, value):
+@pytest.mark.parametrize('part', [
+    '"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}',
+    '"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 5}',
+    '"padding": {"strategy": {"Fixed": 1000000000}, "direction": "Right", "pad_id": 0,'
+    ' "pad_to_multiple_of": null, "pad_type_id": 0, "pad_token": "!"}'])
+def test_of_a_tokenizer_only_words_and_merges_are_read(tmp_path, part):
     path = tmp_path / 'tokenizer.json'
     expected = bpe(tmp_path).encode('the dog runs')
-    path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
-    if part == 'model':
-        with pytest.raises(ValueError, match='tokenizer.json: no byte-level BPE'):
-            tokenizers.bpe_tokenizer(path)
-    else:
-        assert tokenizers.bpe_tokenizer(path).encode('the dog runs') == expected
+    path.write_text(json.dumps(json.loads(path.read_text()) | json.loads(f'{{{part}}}')))
+    assert tokenizers.bpe_tokenizer(path).encode('the dog runs') == expected
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / 'tokenizer.json'
+    bpe(tmp_path)
+    model = {'type': 'WordPiece', 'unk_token': 'a', 'continuing_subword_prefix': '#',
+             'max_input_chars_per_word': 100, 'vocab': {'a': 0}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {'model': model}))
+    with pytest.raises(ValueError, match='tokenizer.json: no byte-level BPE'):
+        tokenizers.bpe_tokenizer(path)

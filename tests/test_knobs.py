@@ -2,13 +2,12 @@
 or refuses it in one line. """
 import os
 import re
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 import configurator
-from launch import ROOT, run_each
+from launch import ROOT, flags, run_together
 
 VALUES = ('nan', 'inf', '-1', '0', '1e30', '')
 SHORT = ['--depth=1', '--width=16', '--heads=1', '--latent_tokens=1', '--batch_size=4',
@@ -29,17 +28,16 @@ def knob_refuses(knob, value):
     return False
 
 
-def asked_for(script, *base):
-    """ The command lines of a script: each knob with each value, after `base`. '{i}' in it is the
-    number of the command. Of the values that a knob itself refuses one is asked for. """
-    refused, pairs = [], []
+def asked_for(script):
+    """ The flags of a script: each knob with each value. Of the values that a knob itself refuses
+    one is asked for. """
+    refused, asked = [], []
     for name, knob in knobs_of(script).items():
         # a knob that takes any text, such as a path, has a text and none
         is_text = isinstance(knob.default, str) and not knob.rule
         for value in ('nan', '') if is_text else VALUES:
-            (refused if knob_refuses(knob, value) else pairs).append(f'--{name}={value}')
-    return [[f'{script}.py', *(argument.format(i=i) for argument in base), pair]
-            for i, pair in enumerate(pairs + refused[:1])]
+            (refused if knob_refuses(knob, value) else asked).append(f'--{name}={value}')
+    return asked + refused[:1]
 
 
 @pytest.mark.parametrize('script', configurator.SCRIPTS)
@@ -53,42 +51,42 @@ def test_every_knob_that_is_a_number_or_a_word_has_a_range_and_help_shows_it(scr
 
 
 @pytest.fixture(scope='module')
-def here(dataset, tmp_path_factory):
-    """ A folder with a short run in it. """
-    folder = tmp_path_factory.mktemp('knobs')
-    (code, _, err), = run_each(['train.py', f'--dataset={dataset}', *SHORT,
-                                '--mode=unconditional+l2t+t2l', f'--out_dir={folder}/run'])
+def a_run(dataset, tmp_path_factory):
+    """ A short run. """
+    out = tmp_path_factory.mktemp('knobs') / 'run'
+    (code, _, err), = run_together(['train.py', *flags(dataset=dataset, out_dir=out), *SHORT,
+                                    '--mode=unconditional+l2t+t2l'])
     assert code == 0, err
-    return folder
+    return out
 
 
-def base_of(script, here, dataset):
-    """ A command that is short. """
-    run = f'--out_dir={here}/run'
-    small = ['--steps=2', '--latent_steps=2', '--device=cpu']
+def base_of(script, a_run, dataset):
+    """ The arguments of a short command; it writes into the folder out{i}, if it writes one. """
+    run = f'--out_dir={a_run}'
+    small = flags(steps=2, latent_steps=2, device='cpu')
     training = ' '.join([f'--dataset={dataset}', *(arg for arg in SHORT if 'max_iters' not in arg)])
     return {
-        'train': [f'--out_dir={here}/train{{i}}', f'--dataset={dataset}', *SHORT],
-        'prepare': [f'--out={here}/packed{{i}}', f'--input={dataset.parent}/lines.txt',
-                    '--max_documents=60', '--encoder=lsa', '--encoder_dims=4', '--vocab_size=260',
-                    '--max_tokens=31', '--val_fraction=.2'],
+        'train': [*flags(out_dir='out{i}', dataset=dataset), *SHORT],
+        'prepare': flags(out='out{i}', input=dataset.parent / 'lines.txt', max_documents=60,
+                         encoder='lsa', encoder_dims=4, vocab_size=260, max_tokens=31,
+                         val_fraction=.2),
         'sample': [run, '--text=a red man runs', *small],
         'evaluate': [run, '--tasks=nelbo,l2t,t2l', '--n=3', '--draws=2', *small],
         'plot': [run],
-        'bench': ['--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4',
-                  '--device=cpu']}[script]
+        'bench': flags(what='trainings', lines=training, rounds=1, max_iters=4,
+                       device='cpu')}[script]
 
 
 @pytest.mark.parametrize('script', configurator.SCRIPTS)
-def test_a_script_does_what_a_knob_says_or_refuses_it(dataset, here, script):
-    commands = asked_for(script, *base_of(script, here, dataset))
-    results = run_each(*commands, cwd=here, env=dict(HF_HUB_OFFLINE='1'))
-    for command, (code, out, err) in zip(commands, results):
+def test_a_script_does_what_a_knob_says_or_refuses_it(dataset, a_run, here, script):
+    base, asked = base_of(script, a_run, dataset), asked_for(script)
+    commands = [[f'{script}.py', *(one.format(i=i) for one in base), flag]
+                for i, flag in enumerate(asked)]
+    for flag, (code, _, err) in zip(asked, run_together(*commands, cwd=here)):
         lines = [line for line in err.splitlines() if line.strip() and 'warning: ' not in line]
         is_refused = code == 2 and len(lines) == 1 and lines[0].startswith('error: ')
-        assert code == 0 or is_refused, (command[-1], code, err[-300:])
+        assert code == 0 or is_refused, (flag, code, err[-300:])
 
-        # what was trained is finite
-        folder = Path(command[1].partition('=')[2])
-        for path in folder.glob('step-*/*.safetensors') if script == 'train' and code == 0 else ():
-            assert all(w.isfinite().all() for w in load_file(path).values()), command[-1]
+    # what was trained is finite
+    for path in here.glob('out*/step-*/*.safetensors'):
+        assert all(w.isfinite().all() for w in load_file(path).values()), path

@@ -60,10 +60,10 @@ def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(ca
     write_lines('a.txt', LINES[:30])
     write_lines('b.txt', LINES[30:])
     for name, fraction, n_val in (('./few', 1e-9, 1), ('./most', 1 - 1e-9, 29)):
-        folder = packed(name, val_fraction=fraction)
+        folder = packed(name, val_fraction=fraction, max_tokens=99)
         assert len(texts_of(folder, 'val')) == n_val == 30 - len(texts_of(folder, 'train'))
         assert ('val has 1 documents, too few' in capsys.readouterr().err) == (n_val == 1)
-    folder = packed('./two', val_input='b.txt')
+    folder = packed('./two', val_input='b.txt', max_tokens=99)
     assert texts_of(folder, 'train') == LINES[:30] and texts_of(folder, 'val') == LINES[30:]
     write_lines('a.txt', LINES[:1])
     with pytest.raises(ValueError, match='cannot be split.*val_input'):
