@@ -22,6 +22,7 @@ if not NEEDS_CUDA:
 
 import launch
 from launch import EXTENDING, MAY_LACK, ROOT, run, train
+from sampling.run import Run
 
 
 SEED = os.environ.get('NANOLDLM_TEST_SEED', '0')
@@ -100,6 +101,21 @@ def finished(dataset, tmp_path_factory):
     result = train(dataset, out)
     assert result.returncode == 0, result.stderr
     return out
+
+
+@pytest.fixture(scope='session')
+def mixed(dataset, tmp_path_factory):
+    """ A run of all four modes. """
+    out = tmp_path_factory.mktemp('mixed') / 'run'
+    result = train(dataset, out, '--mode=unconditional+l2t+t2l+causal')
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope='session')
+def of_mixed(mixed):
+    """ It, from Python. """
+    return Run(str(mixed), device='cpu', dtype='float32')
 
 
 # ---- docs/extending.md
