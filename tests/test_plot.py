@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import plot
-from launch import run_each
+from launch import flags, run_together, stopped
+from toys import put
 
 plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
 
@@ -26,19 +27,17 @@ def points(line):
 
 
 def test_curves_show_the_logged_numbers_also_of_a_run_that_diverged(tmp_path):
-    path = tmp_path / 'training_log.jsonl'
-    resumed = [dict(step=50, text_loss=9.), *LOG]                        # it did step 50 again
-    path.write_text('\n'.join(map(json.dumps, resumed)) + '\n')
-    assert plot.read_log(path) == LOG
+    # it did step 50 again
+    put(tmp_path / 'a.jsonl', lines_of([dict(step=50, text_loss=9.), *LOG]))
+    assert plot.read_log(tmp_path / 'a.jsonl') == LOG
     figure = plot.draw_curves(LOG, plt)
     left, right, latent, _, norms, speed = figure.axes
-    assert points(left.lines[0]) == [[50, 6], [100, 4]]
-    assert points(left.lines[1]) == [[50, 2.5], [100, 2]]
-    assert len(right.lines) == 4 and points(right.lines[3]) == [[100, 3]]
-    assert points(latent.lines[0]) == [[50, pytest.approx(.4)]]
-    assert points(latent.lines[1]) == [[100, .5]]
-    assert points(norms.lines[0]) == [[50, 4], [100, 3]] and norms.lines[1].get_xdata() == [70, 70]
-    assert points(speed.lines[0]) == [[50, 900], [100, 1000]]
+    found = [points(axis.lines[i]) for axis, i in (
+        (left, 0), (left, 1), (right, 3), (latent, 1), (norms, 0), (speed, 0))]
+    assert found == [[[50, 6], [100, 4]], [[50, 2.5], [100, 2]], [[100, 3]], [[100, .5]],
+                     [[50, 4], [100, 3]], [[50, 900], [100, 1000]]]
+    assert points(latent.lines[0]) == [[50, pytest.approx(.4)]] and len(right.lines) == 4
+    assert norms.lines[1].get_xdata() == [70, 70], 'a step that was skipped'
     figure.canvas.draw()
     ticks = [tick.get_text() for tick in left.get_yticklabels(which='both')]
     assert {'2', '3', '5'} <= {*ticks}, 'numbers as one writes them'
@@ -53,10 +52,10 @@ def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
         return dict(task='l2t', metric=metric, control='', value=value, se=None, n=9, texts=texts,
                     point=point, knobs=knobs, checkpoint='step-1')
     records = [record(10, rerank=2), record(20, rerank=4), record(40, 'my.txt', rerank=2),
-               record(30, knobs=dict(guidance=2.0), rerank=2),
-               *[record(value, metric=metric, sampler=sampler, steps=8)
-                 for sampler, values in (('cached', (50, 3.5)), ('remdm', (60, 8)))
-                 for metric, value in zip(('bleu', 'calls'), values)]]
+               record(30, knobs=dict(guidance=2.0), rerank=2)]
+    for sampler, bleu, calls in (('cached', 50, 3.5), ('remdm', 60, 8)):
+        records += [record(bleu, sampler=sampler, steps=8),
+                    record(calls, metric='calls', sampler=sampler, steps=8)]
     panels = plot.read_sweeps(records, 'bleu')
     assert list(panels.values()) == [
         {'l2t': [(2, 10, 0), (4, 20, 0)]}, {'l2t': [(2, 40, 0)]}, {'l2t': [(2, 30, 0)]},
@@ -64,9 +63,19 @@ def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
     assert len(plot.draw_sweeps(panels, 'bleu', plt).axes) == 4
 
 
+def written(folder, text):
+    """ A folder with this log. """
+    put(folder / 'training_log.jsonl', text)
+    return folder
+
+
+def lines_of(entries):
+    return '\n'.join(map(json.dumps, entries)) + '\n'
+
+
 def test_a_picture_of_ours_is_drawn_again_and_a_file_of_somebody_else_is_left_alone(
         tmp_path, monkeypatch):
-    (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, LOG)) + '\n')
+    written(tmp_path, lines_of(LOG))
     monkeypatch.setattr(sys, 'argv', ['plot.py', f'--out_dir={tmp_path}'])
     for _ in range(2):
         plot.main()
@@ -76,21 +85,19 @@ def test_a_picture_of_ours_is_drawn_again_and_a_file_of_somebody_else_is_left_al
     assert (tmp_path / 'curves.png').read_text() == 'precious'
 
 
-def test_a_dollar_in_a_name_is_a_dollar_and_a_damaged_sweep_is_one_line(tmp_path):
+def test_a_dollar_in_a_name_is_a_dollar_and_a_damaged_sweep_is_one_line(here):
     record = dict(task='l2t', metric='bleu', control='', value=12.5, se=None, n=9,
                   texts='costs_$5_and_$x__y.txt', point=dict(temperature=.5), knobs={},
                   checkpoint='step-1', commit=None)
-    cases = {'good': record, 'large': record | dict(value=10**400),
-             'no_calls': record | dict(point=dict(steps=8))}
-    for name, case in cases.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / 'results.json').write_text(json.dumps([case]))
-    good, *wrong = run_each(*(['plot.py', '--what=sweep', f'--out_dir={tmp_path}/{name}',
-                               f'--save={tmp_path}/{name}.svg'] for name in cases))
+    cases = dict(good={}, large=dict(value=10**400), no_calls=dict(point=dict(steps=8)))
+    for name, changes in cases.items():
+        put(f'{name}/results.json', json.dumps([record | changes]))
+    good, large, no_calls = run_together(
+        *[['plot.py', *flags(what='sweep', out_dir=f'./{name}', save=f'{name}.svg')]
+          for name in cases], cwd=here)
     assert good[0] == 0 and not good[2]
-    assert 'costs_$5_and_$x__y.txt' in (tmp_path / 'good.svg').read_text()
-    for (rc, _, err), words in zip(wrong, ('too large', 'has no calls of l2t')):
-        assert rc == 2 and err.count('\n') == 1 and words in err, err
+    assert 'costs_$5_and_$x__y.txt' in (here / 'good.svg').read_text()
+    assert stopped(large, 'too large') and stopped(no_calls, 'has no calls of l2t')
 
 
 @pytest.mark.parametrize('name, array', [
@@ -104,22 +111,25 @@ def test_pictures_of_another_form_are_refused(name, array):
         plot.draw_images(arrays | {name: array}, plt)
 
 
+DAMAGED = [
+    '', '{"step": 1', '[1]', '{"text_loss": 1}', '{"step": Infinity}', '{"step": "1"}',
+    '{"step": 1, "text_loss": 1, "text_nll_by_t": [1, 2]}', '{"step": 1, "skips": [{}]}',
+    '{"step": 1, "skips": 5}', '{"step": 1, "grad_norm": "high"}',
+    '{"step": 1, "latent_mse_by_t": "abcd"}', f'{{"step": 1, "val_text": 1{"0" * 400}}}',
+    '[' * 2**21]
+
+
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
-    logs = [None, '', '{"step": 1', '[1]', '{"text_loss": 1}',
-            '{"step": 1, "text_loss": 1, "text_nll_by_t": [1, 2]}', '{"step": Infinity}',
-            '{"step": 1, "skips": [{}]}', '{"step": 1, "skips": 5}', '{"step": "1"}',
-            '{"step": 1, "grad_norm": "high"}', '{"step": 1, "latent_mse_by_t": "abcd"}',
-            f'{{"step": 1, "val_text": 1{"0" * 400}}}', '[' * 2**21]
-    for i, text in enumerate(logs):
-        (tmp_path / f'run{i}').mkdir()
-        if text is not None:
-            (tmp_path / f'run{i}/training_log.jsonl').write_text(text)
-    here = f'--out_dir={tmp_path}'
-    results = run_each(['plot.py', f'{here}/nope'], ['plot.py', f'{here}/run1', '--what=sweep'],
-                       *(['plot.py', f'{here}/run{i}'] for i in range(len(logs))))
-    names = ['nope', 'results.json'] + ['training_log.jsonl'] * len(logs)
-    for (rc, _, err), name in zip(results, names):
-        assert rc == 2 and err.count('\n') == 1 and err.startswith('error: ') and name in err, err
-    assert 'train it first' in results[0][2] and 'line 1' in results[-1][2]
-    (_, _, err), = run_each(['plot.py', f'{here}/run0', f'--save={tmp_path}/none/a.png'])
-    assert err == f'error: {tmp_path}/none/a.png: no such folder\n'
+    folders = [written(tmp_path / f'run{i}', text) for i, text in enumerate(DAMAGED)]
+    (tmp_path / 'empty').mkdir()
+    results = run_together(*(['plot.py', f'--out_dir={folder}'] for folder in folders))
+    for result in results:
+        assert stopped(result, 'error: ', 'training_log.jsonl')
+    assert 'line 1' in results[-1][2]
+    nope, empty, no_sweep, nowhere = run_together(
+        ['plot.py', f'--out_dir={tmp_path}/nope'], ['plot.py', f'--out_dir={tmp_path}/empty'],
+        ['plot.py', f'--out_dir={folders[0]}', '--what=sweep'],
+        ['plot.py', f'--out_dir={tmp_path}/empty', f'--save={tmp_path}/none/a.png'])
+    assert stopped(nope, 'nope', 'train it first') and stopped(empty, 'training_log.jsonl')
+    assert stopped(no_sweep, 'results.json')
+    assert nowhere[2] == f'error: {tmp_path}/none/a.png: no such folder\n'

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from data import dataset_folder
-from launch import ROOT, run
+from launch import ROOT, flags, run, run_each, stopped
 from sample import Run
 from tasks.measures import word_f1
 
@@ -32,23 +32,22 @@ def test_ten_captions_come_back_beside_their_sources():
     assert f1(texts) > .6 and f1(texts, SOURCES[1:] + SOURCES[:1]) < .4
 
 
-def test_a_run_is_found_beside_the_scripts_and_one_that_is_not_says_from_where(tmp_path):
-    latents = f'--latents={FOLDER}/ten.npy'
-    result = run('sample.py', '--out_dir=weights/captions', latents, cwd=tmp_path)
-    assert result.returncode == 0 and SOURCES[0] in result.stdout, result.stderr
-    for script in ('sample.py', 'evaluate.py', 'plot.py'):
-        result = run(script, '--out_dir=weights/nowhere', cwd=tmp_path)
-        assert result.returncode == 2
-        assert f'no run in weights/nowhere, seen from {tmp_path}: ' in result.stderr
-    result = run('evaluate.py', '--out_dir=weights/captions', '--dataset=nowhere', '--tasks=nelbo',
-                 cwd=tmp_path)
-    assert f'no dataset in data/nowhere, seen from {tmp_path} (no meta.json)' in result.stderr
+def test_a_run_is_found_beside_the_scripts_and_one_that_is_not_says_from_where(here):
+    sample = ['sample.py', *flags(out_dir='weights/captions', latents=FOLDER / 'ten.npy')]
+    nowhere = [[script, '--out_dir=weights/nowhere'] for script in ('sample.py', 'evaluate.py',
+                                                                    'plot.py')]
+    no_data = ['evaluate.py', *flags(out_dir='weights/captions', dataset='nowhere', tasks='nelbo')]
+    (code, out, err), *wrong, of_data = run_each(sample, *nowhere, no_data, cwd=here)
+    assert code == 0 and SOURCES[0] in out, err
+    for result in wrong:
+        assert stopped(result, f'no run in weights/nowhere, seen from {here}: ')
+    assert stopped(of_data, f'no dataset in data/nowhere, seen from {here} (no meta.json)')
     assert dataset_folder('..') == '..'                      # no name in data/
 
     # what is here comes first
-    (tmp_path / 'weights/captions').mkdir(parents=True)
-    result = run('sample.py', '--out_dir=weights/captions', latents, cwd=tmp_path)
-    assert 'no run in weights/captions' in result.stderr
+    (here / 'weights/captions').mkdir(parents=True)
+    (result,) = run_each(sample, cwd=here)
+    assert stopped(result, 'no run in weights/captions')
 
 
 def test_every_direction_works_from_the_weights(loaded):

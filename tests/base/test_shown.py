@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from launch import TINY, run_each
+from launch import TINY, flags, run_each, stopped
 from sample import Run
+from toys import write_lines
 
 # writes the clipboard, clears the screen, colours by C1, goes back, turns the direction of writing
 HOSTILE = '\x1b]52;c;aGk=\x07 \x1b[2J \x9b31m \b\x01\x7f \u202egnp\u202c \u2066x\u2069'
@@ -14,42 +15,43 @@ CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]')
 
 @pytest.fixture(scope='module')
 def planted(tmp_path_factory):
-    """ A folder with a run on hostile texts, and {command: its exit code, stdout and stderr}. """
+    """ A folder with a run on hostile texts. """
     folder = tmp_path_factory.mktemp('planted')
     lines = [json.dumps({'text': f'{who} {HOSTILE} {i}'}) for i in range(90)
              for who in ('man', 'dog')]
-    (folder / 'texts.jsonl').write_text('\n'.join(lines))
-    (folder / 'config.py').write_text(f'mode = {"no " + HOSTILE!r}\n')
-
-    data, here = folder / 'data', [f'--out_dir={folder}/run', '--device=cpu']
-    commands = {
-        'prepare': ['prepare.py', f'--input={folder}/texts.jsonl', '--encoder=lsa',
-                    '--encoder_dims=8', '--tokenizer=byte', '--max_tokens=79',
-                    '--val_fraction=.5', f'--out={data}'],
-        'train': ['train.py', f'--dataset={data}', *TINY, '--max_iters=2', '--mode=l2t+causal',
-                  *here],
-        'inspect': ['prepare.py', f'--inspect={data}'],
-        'sample': ['sample.py', *here, f'--text=man {HOSTILE} [MASK:2]'],
-        'watch': ['sample.py', *here, f'--text=man {HOSTILE} [MASK:2]', '--watch=true'],
-        'evaluate': ['evaluate.py', *here, '--n=2', '--tasks=l2t', '--show=2'],
-        'config': ['train.py', f'{folder}/config.py', f'--dataset={data}'],
-        'no run': ['evaluate.py', f'--out_dir={folder}/none\x1b[2J\u202e']}
-    return folder, dict(zip(commands, run_each(*commands.values(), cwd=folder)))
+    write_lines(folder / 'texts.jsonl', lines)
+    prepare = flags(input='texts.jsonl', encoder='lsa', encoder_dims=8, tokenizer='byte',
+                    max_tokens=79, val_fraction=.5, out='./data')
+    train = flags(dataset='./data', out_dir='./run', max_iters=2, mode='l2t+causal')
+    results = run_each(['prepare.py', *prepare], ['train.py', *TINY, *train], cwd=folder)
+    for code, out, err in results:
+        assert code == 0 and not CONTROLS.findall(out + err), err
+    return folder
 
 
-def test_no_command_prints_a_control_character(planted):
-    _, results = planted
-    for name, (code, out, err) in results.items():
-        assert not CONTROLS.findall(out + err), name
-        if name in ('config', 'no run'):
-            assert code == 2 and err.count('\n') == 1 and '\\x1b' in err, (name, err)
-        else:
-            assert code == 0, (name, err)
-    for name in ('inspect', 'sample', 'evaluate'):
-        assert r'\x1b]52;c;aGk=\x07' in results[name][1] and r'\u202egnp' in results[name][1], name
-    assert '░' in results['watch'][1]
+ESCAPED = (r'\x1b]52;c;aGk=\x07', r'\u202egnp')
+GAP = f'man {HOSTILE} [MASK:2]'
+RUN = ['--out_dir=./run', '--device=cpu']
+
+
+@pytest.mark.parametrize('command, words', [
+    (['prepare.py', '--inspect=./data'], ESCAPED),
+    (['sample.py', *RUN, f'--text={GAP}'], ESCAPED),
+    (['sample.py', *RUN, f'--text={GAP}', '--watch=true'], ['░']),
+    (['evaluate.py', *RUN, '--n=2', '--tasks=l2t', '--show=2'], ESCAPED)])
+def test_no_command_prints_a_control_character(planted, command, words):
+    (code, out, err), = run_each(command, cwd=planted)
+    assert code == 0 and not CONTROLS.findall(out + err), err
+    assert all(word in out for word in words)
+
+
+def test_no_error_has_a_control_character(planted):
+    (planted / 'config.py').write_text(f'mode = {"no " + HOSTILE!r}\n')
+    for result in run_each(['train.py', 'config.py', '--dataset=./data'],
+                           ['evaluate.py', '--out_dir=./none\x1b[2J\u202e'], cwd=planted):
+        assert stopped(result, '\\x1b') and not CONTROLS.findall(result[1] + result[2])
 
 
 def test_python_has_the_text_exact(planted):
-    written, = Run(planted[0] / 'run', device='cpu').infill([f'man {HOSTILE} [MASK:2]'])
+    written, = Run(planted / 'run', device='cpu').infill([GAP])
     assert written.startswith(f'man {HOSTILE} ')

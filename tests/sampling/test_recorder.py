@@ -9,29 +9,20 @@ import torch
 
 from corpora.tokenizers import byte_tokenizer
 from diffusion import MaskedText
-from launch import run_each, train_each
+from launch import flags, run_each
 from samplers import SAMPLERS
 from sampling import recorder
 from sampling.animation import animation
 from sampling.recorder import Recorder, pieces_of, printable, watcher
-from sampling.run import Run
 from toys import l2t, net_of, toy_run
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
 
 
-@pytest.fixture(scope='module')
-def both(dataset, tmp_path_factory):
-    """ A short run that has learned both ways of writing, and joint samples. """
-    out = tmp_path_factory.mktemp('runs') / 'both'
-    train_each(dataset, {out: ['--mode=unconditional+l2t+causal', '--max_iters=4']})
-    return out
-
-
-@pytest.fixture(scope='module')
-def loaded(both):
-    return Run(str(both), device='cpu', dtype='float32')
+@pytest.fixture
+def loaded(of_mixed):
+    return of_mixed
 
 
 def some_latents(run, n=3):
@@ -116,18 +107,18 @@ def texts_of(svg):
     return found
 
 
-def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loaded, tmp_path):
-    text, path = 'a red dog runs near the river', tmp_path / 'a.svg'
-    here = ['sample.py', f'--out_dir={both}', '--device=cpu', '--dtype=float32', '--steps=4']
-    others = [*here, '--watch=true', f'--svg={tmp_path}/b.svg']
+def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(mixed, loaded, here):
+    text = 'a red dog runs near the river'
+    asked = ['sample.py', *flags(out_dir=mixed, device='cpu', dtype='float32', steps=4)]
+    others = [*asked, '--watch=true', '--svg=b.svg']
     (code, out, err), *results = run_each(
-        [*here, f'--text={text}', f'--svg={path}'], [*others, '--mode=unconditional'],
+        [*asked, *flags(text=text, svg='a.svg')], [*others, '--mode=unconditional'],
         [*others, '--mode=infill', '--text=a red [MASK:3] near the river'],
-        [*others, '--mode=text', '--sampler=cached'])
+        [*others, '--mode=text', '--sampler=cached'], cwd=here)
     for other_code, other_out, other_err in results:
         assert other_code == 0 and '░' in other_out, other_err
     assert code == 0 and 'a picture of the first text' in out, err
-    svg = path.read_text()
+    svg = (here / 'a.svg').read_text()
     assert set(re.findall(r'https?://[^"\s]*', svg)) == {'http://www.w3.org/2000/svg'}
     assert not re.search(r'<script|href|url\(|@import|foreignObject', svg)
 

@@ -6,7 +6,7 @@ import torch
 
 from corpora.images import DIGITS, image_patches, to_patches, to_pixels
 from data import PackedDataset
-from launch import ROOT, TINY, measured, run_each
+from launch import ROOT, TINY, flags, measured, run_together
 from tasks import common, image
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
@@ -15,60 +15,63 @@ CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
 @pytest.fixture(scope='module')
 def made(tmp_path_factory):
     """ The digits prepared, a tiny model trained on them, and what the command line says about it:
-    {name: (exit code, stdout, stderr)}. """
+    a folder, and {name: stdout}. """
     pytest.importorskip('sklearn', reason='has the digits: pip install scikit-learn')
     pytest.importorskip('PIL', reason='reads and writes images: pip install pillow')
     folder = tmp_path_factory.mktemp('image')
-    config, out = ROOT / 'config/image_text.py', f'--out_dir={folder}/run'
-    draw = ['sample.py', out, '--dtype=float32', '--device=cpu']
-    make = [*draw, '--latent_steps=2', f'--png={folder}/one.png']
-    write = [*draw, '--mode=l2t', f'--image={folder}/one.png']
-    evaluate = ['evaluate.py', out, '--tasks=nelbo,image', '--n=40', '--steps=2', '--draws=2',
-                '--latent_steps=2', f'--dataset={folder}/data', '--dtype=float32', '--device=cpu']
+    config = ROOT / 'config/image_text.py'
+    here = flags(out_dir='./run', dtype='float32', device='cpu')
+    draw = ['sample.py', *here, '--latent_steps=2']
+    write = ['sample.py', *here, '--mode=l2t']
     commands = dict(
-        prepare=['prepare.py', config, f'--out={folder}/data'],
-        whole=['prepare.py', config, '--patch=8', f'--out={folder}/whole'],
-        train=['train.py', config, f'--dataset={folder}/data', out, *TINY, '--latent_tokens=1'],
-        draw=[*make, '--mode=t2l', '--text=a bold seven', f'--save={folder}/one.npy'],
-        sheet=[*make, '--mode=latent', '--num_samples=5', f'--png={folder}/five.png'],
-        joint=[*make, '--mode=unconditional', f'--png={folder}/joint.png', '--steps=2'],
-        read=write,
-        again=[*draw, '--mode=l2t', f'--latents={folder}/one.npy'],
-        fill=[*write, '--mode=infill', '--text=a [MASK] seven'],
-        evaluate=[*evaluate, CLASSES],
-        plot=['plot.py', out, '--what=images'])
-    results = dict(zip(commands, run_each(*commands.values())))
-    for name, result in results.items():
-        assert result[0] == 0, (name, result)
-    return folder, results
+        prepare=['prepare.py', config, '--out=./data'],
+        whole=['prepare.py', config, '--patch=8', '--out=./whole'],
+        train=['train.py', config, *flags(dataset='./data', out_dir='./run'), *TINY,
+               '--latent_tokens=1'],
+        draw=[*draw, *flags(mode='t2l', text='a bold seven', save='one.npy', png='one.png')],
+        sheet=[*draw, *flags(mode='latent', num_samples=5, png='five.png')],
+        joint=[*draw, *flags(mode='unconditional', png='joint.png', steps=2)],
+        read=[*write, '--image=one.png'],
+        again=[*write, '--latents=one.npy'],
+        fill=[*write, '--image=one.png', '--mode=infill', '--text=a [MASK] seven'],
+        evaluate=['evaluate.py', *here, CLASSES,
+                  *flags(tasks='nelbo,image', n=40, steps=2, draws=2, latent_steps=2,
+                         dataset='./data')],
+        plot=['plot.py', '--out_dir=./run', '--what=images'])
+    results = run_together(*commands.values(), cwd=folder)
+    for name, (code, _, err) in zip(commands, results):
+        assert code == 0, (name, err)
+    return folder, {name: out for name, (_, out, _) in zip(commands, results)}
 
 
 def test_patches_are_the_pixels_row_by_row_and_back():
     pixels = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), np.uint8)
-    patches = np.stack([to_patches(p.astype(np.float32) / 127.5 - 1, 4) for p in pixels])
+    scaled = pixels / np.float32(127.5) - 1
+    patches = np.stack([to_patches(image, 4) for image in scaled])
     assert patches.shape == (5, 9, 48)
-    assert np.allclose(patches[2, 5].reshape(4, 4, 3), pixels[2, 4:8, 8:] / 127.5 - 1)
+    assert np.array_equal(patches[2, 5].reshape(4, 4, 3), scaled[2, 4:8, 8:])
     assert np.array_equal(to_pixels(patches.astype(np.float16), 4, 3), pixels), 'as stored'
     assert to_pixels(np.array([[[-3.]], [[3.]]], np.float32), 1, 1).ravel().tolist() == [0, 255]
 
 
 def test_no_image_is_in_both_splits_and_a_pixel_that_never_changes_is_dead(made):
     folder, _ = made
-    splits = [PackedDataset(folder / 'data', split) for split in ('train', 'val')]
-    train, val = ({z.numpy().tobytes() for z in split.raw_latents(np.arange(len(split)))}
-                  for split in splits)
-    assert len(train | val) == 1797 and not train & val and splits[0].latent_shape == (16, 4)
+    train, val = (PackedDataset(folder / 'data', split) for split in ('train', 'val'))
+    ours, others = ({z.numpy().tobytes() for z in split.raw_latents(np.arange(len(split)))}
+                    for split in (train, val))
+    assert len(ours | others) == 1797 and not ours & others and train.latent_shape == (16, 4)
     whole = PackedDataset(folder / 'whole', 'train')                     # a dimension a pixel
     stats, raw = whole.stats, whole.raw_latents(np.arange(4))
-    assert whole.latent_shape == (1, 64) and 0 < (stats.live == 0).sum() < 20
+    is_dead = stats.live == 0
+    assert whole.latent_shape == (1, 64) and 0 < is_dead.sum() < 20
     assert torch.allclose(stats.destandardise(stats.standardise(raw)), raw, atol=.3)
     drawn = stats.destandardise(torch.ones(2, 1, 64))
-    assert (drawn[..., stats.live == 0] < -.99).all(), 'a dead corner comes back black'
+    assert (drawn[..., is_dead] < -.99).all(), 'a dead corner comes back black'
 
 
 def test_a_picture_is_drawn_as_its_latent_says_and_read_back_the_same(made):
     pil = pytest.importorskip('PIL.Image')
-    folder, results = made
+    folder, outputs = made
     pixels = to_pixels(np.load(folder / 'one.npy'), 2, 1)
     picture = np.asarray(pil.open(folder / 'one.png'))
     assert np.array_equal(picture, pixels[0, :, :, 0].repeat(16, 0).repeat(16, 1))
@@ -77,19 +80,20 @@ def test_a_picture_is_drawn_as_its_latent_says_and_read_back_the_same(made):
     five = np.asarray(pil.open(folder / 'five.png'))
     assert five.shape == (2 * 132 - 4, 3 * 132 - 4), 'five in three columns'
 
-    written = [[line for line in results[name][1].splitlines() if '->' in line]
-               for name in ('read', 'again', 'fill')]
-    assert written[0] == written[1] and len(written[0]) == 1, 'as from the latent itself'
-    assert 'a ' in written[2][0] and ' seven' in written[2][0]
+    (read,), (again,), (filled,) = ([line for line in outputs[name].splitlines() if '->' in line]
+                                    for name in ('read', 'again', 'fill'))
+    assert read == again, 'as from the latent itself'
+    assert 'a ' in filled and ' seven' in filled
 
 
 def test_the_image_task_has_every_figure_beside_its_controls(made):
     folder, _ = made
     found = measured(folder / 'run')
     for name in ('digit', 'strokes'):
-        for metric, controls in ((f'image_{name}', ('', 'shuffled/', 'null/', 'real/')),
-                                 (f'named_{name}', ('', 'shuffled/', 'null/', 'nearest/'))):
-            assert {f'image/{control}{metric}' for control in controls} <= found.keys()
+        for control in ('', 'shuffled/', 'null/', 'real/'):
+            assert f'image/{control}image_{name}' in found
+        for control in ('', 'shuffled/', 'null/', 'nearest/'):
+            assert f'image/{control}named_{name}' in found
     assert found['image/real/image_digit'] > 85 and found['image/nearest/caption_digit'] > 90
     assert found['image/real/image_digit'] > found['image/image_digit'] + 30, 'untrained'
     assert found['image/real/nearest_training'] > 5

@@ -12,7 +12,7 @@ from encoders import find_encoder
 from launch import prepared, texts_of
 from tasks import molecule
 from tasks.common import Context
-from toys import toy_run
+from toys import toy_run, write_lines
 
 ETHANOL, NONE = 'CCO', 'no molecule'
 
@@ -40,12 +40,17 @@ def morgan():
 
 def test_a_fingerprint_is_that_of_rdkit_however_the_molecule_is_written(morgan):
     from rdkit.Chem import AllChem, MolFromSmiles
-    bits = set(AllChem.GetMorganFingerprintAsBitVect(MolFromSmiles(ETHANOL), 2, 2048).GetOnBits())
+    bits = AllChem.GetMorganFingerprintAsBitVect(MolFromSmiles(ETHANOL), 2, 2048).GetOnBits()
     z = morgan([ETHANOL, 'OCC', 'CCN', NONE, ''])
-    assert z.shape == (5, 1, 2048) and set(z[0, 0].nonzero()[0].tolist()) == bits
+    assert z.shape == (5, 1, 2048) and bits_of(z[0]) == {*bits}
     assert (z[0] == z[1]).all() and (z[0] != z[2]).any() and not z[3:].any()
     none = (NONE, '', 'CCO ethanol', 'CCO\tethanol', ' CCO', 'CCO\n')
     assert not morgan.remark(ETHANOL) and all(map(morgan.remark, none))
+
+
+def bits_of(z):
+    """ The places of the ones of a fingerprint (1, D). """
+    return set(z[0].nonzero()[0].tolist())
 
 
 def test_a_text_that_is_no_molecule_is_never_the_nearest_and_no_crash(morgan):
@@ -57,41 +62,44 @@ def test_a_text_that_is_no_molecule_is_never_the_nearest_and_no_crash(morgan):
 
 def test_a_dataset_of_molecules_drops_and_counts_what_is_none(morgan, tmp_path, capsys):
     chains = [''.join(atoms) for atoms in itertools.product('CNO', repeat=7)][:1100]
-    (tmp_path / 'a.txt').write_text('\n'.join([*chains, NONE, 20 * 'C']))
-    folder = prepared(input=tmp_path / 'a.txt', out=tmp_path / 'out', tokenizer='smiles',
-                      encoder='morgan', encoder_dims=0, max_tokens=15)
-    assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(chains)
+    path = write_lines(tmp_path / 'a.txt', [*chains, NONE, 20 * 'C'])
+    folder = prepared(input=path, out=tmp_path / 'out', tokenizer='smiles', encoder='morgan',
+                      encoder_dims=0, max_tokens=15)
+    train, val = texts_of(folder, 'train'), texts_of(folder, 'val')
+    assert sorted(train + val) == sorted(chains)
     assert f"the first: {NONE!r}: is no molecule" in capsys.readouterr().err
     data = PackedDataset(folder, 'train')
     assert data.stats.std[data.live > 0].unique().numel() == 1 and not data.live.all()
-    assert (data.raw_latents([0])[0].numpy() == morgan(texts_of(folder, 'train')[:1])[0]).all()
+    assert (data.raw_latents([0])[0].numpy() == morgan(train[:1])[0]).all()
     with pytest.raises(ValueError, match='morgan has no settings'):
-        prepared(input=tmp_path / 'a.txt', out=tmp_path / 'b', encoder='morgan')
+        prepared(input=path, out=tmp_path / 'b', encoder='morgan')
 
 
-SPELLINGS = [['CCO', 'OCC', 'C-C-O'], ['Oc1ccccc1', 'C1=CC=CC=C1O'], ['CC(=O)O', 'C(C)(O)=O'],
-             ['F/C=C/F', 'C(/F)=C\\F'], ['[Na+].[Cl-]', '[Cl-].[Na+]'], ['C', '[CH4]']]
+SPELLINGS = ['CCO', 'OCC', 'C-C-O', 'Oc1ccccc1', 'C1=CC=CC=C1O', 'CC(=O)O', 'C(C)(O)=O', 'F/C=C/F',
+             'C(/F)=C\\F', '[Na+].[Cl-]', '[Cl-].[Na+]', 'C', '[CH4]']
 
 
 def written_in_two_ways(path):
-    """ 60 molecules, three SMILES of each. """
-    lines = [way + i * 'C' for ways in SPELLINGS[:1] for way in ('CCN', 'C-C-N') for i in range(25)]
-    path.write_text('\n'.join([*lines, *sum(SPELLINGS, [])]))
-    return path
+    """ Molecules, two or three SMILES of each. """
+    chains = [way + i * 'C' for way in ('CCN', 'C-C-N') for i in range(25)]
+    return write_lines(path, chains + SPELLINGS)
 
 
 @pytest.mark.parametrize('knobs', [dict(encoder='morgan', encoder_dims=0, vocab_size=300),
                                    dict(encoder='none', tokenizer='smiles')])
 def test_two_smiles_of_a_molecule_are_in_one_split(morgan, tmp_path, knobs):
-    folder = prepared(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out',
-                      val_fraction=.3, max_tokens=63, **knobs)
-    train, val = ({morgan.canonical(text) for text in texts_of(folder, split)}
-                  for split in ('train', 'val'))
+    knobs = knobs | dict(input=written_in_two_ways(tmp_path / 'a.txt'), val_fraction=.3,
+                         max_tokens=63)
+
+    def molecules(folder, split):
+        return [morgan.canonical(text) for text in texts_of(folder, split)]
+
+    folder = prepared(out=tmp_path / 'out', **knobs)
+    train, val = ({*molecules(folder, split)} for split in ('train', 'val'))
     assert len(val) > 5 and not train & val
-    again = prepared(input=tmp_path / 'a.txt', out=tmp_path / 'distinct', val_fraction=.3,
-                     max_tokens=63, distinct=True, **knobs)
-    once = texts_of(again, 'train') + texts_of(again, 'val')
-    assert sorted(map(morgan.canonical, once)) == sorted(train | val), 'each is there once'
+    again = prepared(out=tmp_path / 'distinct', distinct=True, **knobs)
+    once = molecules(again, 'train') + molecules(again, 'val')
+    assert sorted(once) == sorted(train | val), 'each is there once'
 
 
 def test_without_rdkit_molecules_are_split_by_how_they_are_written_and_this_is_said(
@@ -111,5 +119,5 @@ def test_a_molecule_is_judged_by_what_it_is_not_by_how_it_is_written(morgan):
     assert not named['exact'].any() and not named['valid'].any()
     found = molecule.judge(loaded, ctx, ['OCC', 'CCN', NONE, NONE])
     assert found['exact'].tolist() == [100, 0, 0, 0] and found['valid'].sum() == 200
-    a, b = (set(morgan([text])[0, 0].nonzero()[0]) for text in (ETHANOL, 'CCN'))
+    a, b = map(bits_of, morgan([ETHANOL, 'CCN']))
     assert found['tanimoto'].tolist() == pytest.approx([1, len(a & b) / len(a | b), 0, 0])

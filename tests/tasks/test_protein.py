@@ -9,41 +9,53 @@ from corpora.tokenizers import RESIDUES
 from data import Loader, PackedDataset, lengths
 from diffusion import MaskedText, Noising, is_end, mode_shares
 from encoders import find_encoder
-from launch import TINY, measured, run, run_each, texts_in
+from launch import TINY, flags, measured, run_each, run_together, stopped, texts_in
 from noise import uniforms
 from sampling.knobs import SamplingKnobs
 from sampling.run import Run
 from sampling.writing import blank, write
-from toys import FILL_MASKS
+from toys import FILL_MASKS, write_lines
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
 
 
 @pytest.fixture(scope='module')
-def proteins(tmp_path_factory):
-    """ 120 sequences of 5 to 60 residues, a few of them X. """
+def made(tmp_path_factory):
+    """ A folder with 120 sequences of 5 to 60 residues, a few of them X, and a run on crops of 24
+    residues. """
     folder, rng = tmp_path_factory.mktemp('proteins'), np.random.default_rng(0)
     letters = np.array(list('ACDEFGHIKLMNPQRSTVWYX'))
     law = np.array([*rng.dirichlet(np.full(20, 2.)) * .98, .02])
     sequences = [''.join(rng.choice(letters, rng.integers(5, 61), p=law)) for _ in range(120)]
-    fasta = ''.join(f'>p{i}\n{sequence}\n' for i, sequence in enumerate(sequences))
-    (folder / 'p.fasta').write_text(fasta)
-    result = run('prepare.py', f'--input={folder}/p.fasta', '--max_tokens=100',
-                 '--val_fraction=0.2', f'--out={folder}/packed')
-    assert result.returncode == 0, result.stderr
-    return folder / 'packed'
+    write_lines(folder / 'p.fasta', [f'>p{i}\n{s}' for i, s in enumerate(sequences)])
+    small = [knob for knob in TINY if not knob.startswith('--latent_tokens')]
+    prepare = flags(input='p.fasta', max_tokens=100, val_fraction=.2, out='./packed')
+    train = flags(dataset='./packed', out_dir='./run', seq_len=24, max_iters=8, eval_interval=8,
+                  optimizer='adamw')
+    for code, _, err in run_together(['prepare.py', *prepare], cwd=folder) + run_together(
+            ['train.py', 'config/protein_tiny.py', *small, *train], cwd=folder):
+        assert code == 0, err
+    return folder
 
 
 @pytest.fixture(scope='module')
-def trained(proteins, tmp_path_factory):
-    """ Crops of 24 residues. """
-    out = tmp_path_factory.mktemp('run') / 'protein'
-    small = [knob for knob in TINY if not knob.startswith('--latent_tokens')]
-    result = run('train.py', 'config/protein_tiny.py', f'--dataset={proteins}', f'--out_dir={out}',
-                 *small, '--seq_len=24', '--max_iters=8', '--eval_interval=8',
-                 '--optimizer=adamw')
-    assert result.returncode == 0, result.stderr
-    return out
+def proteins(made):
+    return made / 'packed'
+
+
+@pytest.fixture(scope='module')
+def trained(made):
+    return made / 'run'
+
+
+@pytest.fixture
+def loaded(trained):
+    return Run(str(trained), 'latest', dtype='float32')
+
+
+@pytest.fixture(scope='module')
+def data(proteins):
+    return PackedDataset(str(proteins), 'train', 24, crop=True)
 
 
 def batch_of(data, n, step=0, L=24, text=None, **knobs):
@@ -54,49 +66,46 @@ def batch_of(data, n, step=0, L=24, text=None, **knobs):
     return batch, loader.rows_of(step, 0, 0)[1]
 
 
-def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
-    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins, data):
+    whole = PackedDataset(str(proteins), 'train')
     with pytest.raises(ValueError, match='seq_len 24'):
         PackedDataset(str(proteins), 'train', 24)
-    i = int(lengths(data).argmax())
-    whole = PackedDataset(str(proteins), 'train').rows([i])[0][0]
-    n, starts = int(lengths(data)[i]), []
+    i, n = int(lengths(data).argmax()), int(lengths(data).max())
+    windows = whole.rows([i])[0][0][:n].unfold(0, 24, 1)                 # (n - 23, 24)
+    starts = []
     for u in np.linspace(0, .9999, 500):
         tokens, _ = data.rows([i], np.array([u]))
-        starts += [s for s in range(n - 23) if torch.equal(tokens[0], whole[s:s + 24])][:1]
+        starts.append(int((windows == tokens).all(1).nonzero()[0]))
     assert set(starts) == set(range(n - 23)) and np.ptp(np.bincount(starts)) <= 2
     short = np.flatnonzero(lengths(data) < 24)
     tokens, _ = data.rows(short, np.full(len(short), .7))
     assert ((tokens == data.eos).sum(1) == 1).all(), 'what fits is whole, with its EOS'
 
 
-def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(proteins):
-    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(data):
     for step in range(4):
         b, rows = batch_of(data, 64, step, predict_length=False)
-        scored = b.weight > 0
-        u = uniforms(0, step, 'crop', 0, 64, 1)[:, 0]
-        ends = is_end(data.rows(rows, u)[0], data)
-        assert scored.sum() > 100 and ends.any()
-        assert not ends.flatten()[b.positions[scored]].any()
+        scored = b.positions[b.weight > 0]
+        ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data)
+        assert len(scored) > 100 and ends.any() and not ends.flatten()[scored].any()
         assert (is_end(b.x_t, data) == ends).all(), 'a masked end'
-
-    # of a length_schedule: crops of that, from anywhere
-    short, rows = batch_of(data, 64, L=10, predict_length=False)
-    expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
-    seen = short.x_t != data.vocab_size
-    assert short.x_t.shape == (64, 10) and torch.equal(short.x_t[seen], expected[seen])
-    assert not torch.equal(expected, data.rows(rows)[0][:, :10])
 
     # the control: else they are scored
     other, _ = batch_of(data, 64)
     assert is_end(other.targets[other.weight > 0], data).any()
 
 
+def test_crops_of_a_length_schedule_are_of_that_length_from_anywhere(data):
+    short, rows = batch_of(data, 64, L=10, predict_length=False)
+    expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
+    seen = short.x_t != data.vocab_size
+    assert short.x_t.shape == (64, 10) and torch.equal(short.x_t[seen], expected[seen])
+    assert not torch.equal(expected, data.rows(rows)[0][:, :10])
+
+
 @pytest.mark.parametrize('which, law', [('bound', lambda t: 1 / t), ('uniform', torch.ones_like),
                                         ('rdm', lambda t: 1 - t)])
-def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(proteins, which, law):
-    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(data, which, law):
     text = MaskedText(data.vocab_size, loss_weight=which)
     b, _ = batch_of(data, 16, text=text, predict_length=False)
     scored = b.weight > 0
@@ -105,61 +114,60 @@ def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(protein
 
 
 @pytest.mark.parametrize('sampler', FILL_MASKS)
-def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(trained,
+def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(loaded,
                                                                                    sampler):
-    loaded = Run(str(trained), 'latest', dtype='float32')
-    g = torch.Generator().manual_seed(0)
     head = loaded.net.model.text_head.weight
     with torch.no_grad():                          # a network that wants every other symbol
         head.zero_()
-        head[20:] = 3 * torch.randn(*head[20:].shape, generator=g)
+        head[20:] = 3 * torch.randn(*head[20:].shape)
     for length in (1, 13, 24):
         knobs = SamplingKnobs(sampler=sampler, steps=9, length=length)
-        tokens = write(loaded.net, *blank(loaded.net, 6, knobs), None, knobs)
-        for row in tokens.tolist():
+        for row in write(loaded.net, *blank(loaded.net, 6, knobs), None, knobs).tolist():
             text = loaded.tokenizer.decode(row)
             assert len(text) == length and set(text) <= STANDARD
 
 
-def test_lengths_are_drawn_from_the_training_sequences_and_residues_at_random(trained):
-    loaded = Run(str(trained), 'latest', dtype='float32')
+def test_lengths_are_drawn_from_the_training_sequences_and_residues_at_random(loaded):
+    def drawn(n):
+        return blank(loaded.net, n, SamplingKnobs(seed=1))[1].logical_not().sum(1)
+
     two = loaded.sample_text(2, length=12)
     assert two[0] != two[1], 'ends that are given are no condition'
-    drawn = blank(loaded.net, 400, SamplingKnobs(seed=1))[1].logical_not().sum(1)
-    quantiles = np.array(loaded.net.lengths)
-    assert drawn.min() >= quantiles[0] and drawn.max() <= 24
-    assert abs(drawn.double().mean() - quantiles.mean()) < 1.5
-    few = blank(loaded.net, 3, SamplingKnobs(seed=1))[1].logical_not().sum(1)
-    assert few.equal(drawn[:3]) and loaded.sample_text(1) == loaded.sample_text(3)[:1]
+    lengths, quantiles = drawn(400), np.array(loaded.net.lengths)
+    assert lengths.min() >= quantiles[0] and lengths.max() <= 24
+    assert abs(lengths.double().mean() - quantiles.mean()) < 1.5
+    assert drawn(3).equal(lengths[:3]) and loaded.sample_text(1) == loaded.sample_text(3)[:1]
 
 
-def test_the_command_line_inpaints_and_writes_FASTA(trained, tmp_path):
-    fasta, here = tmp_path / 'new.fasta', ['sample.py', f'--out_dir={trained}']
-    wrong = ((['--mode=text', '--length=99'], 'at most 24'),
-             (['--text=MKV[MASK:*]'], 'length'),
-             (['--text=MKV[MASK:3]', '--length=9'], 'length'))
-    good = ([*here, '--text=MKV[MASK:9]HHHHHH', '--num_samples=3', f'--fasta={fasta}'],
-            # with the config of training, whose mode is the run's own
-            [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--text=MKV[MASK:*]',
-             '--length=24', '--steps=9'],
-            ['prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4'])
-    results = run_each(*good, *([*here, *args] for args, _ in wrong))
-    assert [rc for rc, _, _ in results[:3]] == [0] * 3, results[:3]
-    for (rc, _, err), (args, words) in zip(results[3:], wrong):
-        assert rc == 2 and words in err, (args, err)
-    assert re.search('-> MKV[A-Z]{21}\n', results[1][1])
-    records = re.findall(r'>\S+ length=18\n((?:[A-Z]+\n)+)', fasta.read_text())
+def test_the_command_line_inpaints_and_writes_FASTA(made):
+    sample = ['sample.py', '--out_dir=./run']
+    drawn, filled, read = run_each(
+        [*sample, *flags(text='MKV[MASK:9]HHHHHH', num_samples=3, fasta='new.fasta')],
+        # with the config of training, whose mode is the run's own
+        [*sample, 'config/protein_tiny.py', *flags(out_dir='./run', text='MKV[MASK:*]', length=24,
+                                                   steps=9)],
+        ['prepare.py', *flags(input='new.fasta', out='./again', val_fraction=.4)], cwd=made)
+    assert drawn[0] == filled[0] == read[0] == 0, (drawn, filled, read)
+    assert re.search('-> MKV[A-Z]{21}\n', filled[1])
+    records = re.findall(r'>\S+ length=18\n((?:[A-Z]+\n)+)', (made / 'new.fasta').read_text())
     assert len(records) == 3
     for lines in records:
         residues = lines.replace('\n', '')
         assert re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
 
 
-def test_residues_in_small_letters_are_those_in_capitals(trained):
-    loaded = Run(str(trained), 'latest', dtype='float32')
+@pytest.mark.parametrize('args, words', [
+    (['--mode=text', '--length=99'], 'at most 24'), (['--text=MKV[MASK:*]'], 'length'),
+    (['--text=MKV[MASK:3]', '--length=9'], 'length')])
+def test_a_length_that_does_not_fit_is_refused(trained, args, words):
+    (rc, _, err), = run_together(['sample.py', f'--out_dir={trained}', *args])
+    assert rc == 2 and words in err, err
+
+
+def test_residues_in_small_letters_are_those_in_capitals(loaded):
     assert torch.equal(loaded.pack(['mktaYI']), loaded.pack(['MKTAYI']))
-    filled = loaded.infill(['mk[MASK:3]yi'], seed=3)[0]
-    assert filled == loaded.infill(['MK[MASK:3]YI'], seed=3)[0] and filled.isupper()
+    filled, = loaded.infill(['mk[MASK:3]yi'], seed=3)
+    assert [filled] == loaded.infill(['MK[MASK:3]YI'], seed=3) and filled.isupper()
     with pytest.raises(ValueError, match='is none of LAGV.*it is in .MK\\\\tT'):
         loaded.pack(['MK\tT'])
     seen = []
@@ -169,9 +177,9 @@ def test_residues_in_small_letters_are_those_in_capitals(trained):
 
 
 def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):
-    result = run('evaluate.py', f'--out_dir={trained}', '--tasks=nelbo,protein,importance',
-                 '--draws=2', '--steps=4', '--n=20')
-    assert result.returncode == 0, result.stderr
+    (code, _, err), = run_together(['evaluate.py', *flags(
+        out_dir=trained, tasks='nelbo,protein,importance', draws=2, steps=4, n=20)])
+    assert code == 0, err
     found = measured(trained)
     data, val = (PackedDataset(str(proteins), split, 24, crop=True) for split in ('train', 'val'))
     residues = [RESIDUES.index(c) for text in texts_in(data) for c in text]
@@ -194,10 +202,11 @@ def test_what_does_not_go_together_ends_in_one_line(proteins, dataset, tmp_path)
     wrong = ((proteins, [given, '--streams=text', '--mode=unconditional'], 'text_clock'),
              (dataset, [given, '--text_clock=false', '--seq_len=12'], 'latents'),
              (dataset, ['--text_loss_weight=best'], 'rdm'))
-    commands = [['train.py', f'--dataset={data}', f'--out_dir={tmp_path}/run', *TINY, *args]
-                for data, args, _ in wrong]
-    for (rc, _, err), (*_, words) in zip(run_each(*commands), wrong):
-        assert rc == 2 and words in err and len(err.strip().splitlines()) == 1, err
+    results = run_together(*[
+        ['train.py', *flags(dataset=data, out_dir=tmp_path / 'run'), *TINY, *args]
+        for data, args, _ in wrong])
+    for result, (_, _, words) in zip(results, wrong):
+        assert stopped(result, words)
 
 
 def test_a_protein_encoder_of_ESMs_layout_is_read_from_a_folder(tmp_path):
