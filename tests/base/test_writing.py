@@ -11,9 +11,9 @@ import pytest
 from base.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
                           write_folder, write_text, write_whole)
 from corpora import shards
-from launch import TINY, run_each
+from launch import TINY, flags, run_each, stopped
 from runs import checkpoint, run_folder
-from toys import new_run, save_each, states
+from toys import new_run, put, save_each, states, write_lines
 
 
 def tree(folder):
@@ -28,6 +28,13 @@ def tree(folder):
         else:
             found[name] = stat.S_IFMT(path.stat().st_mode)
     return found
+
+
+def precious(folder, *names):
+    """ What is there, with files of the user of these names. """
+    for name in names:
+        put(folder / name, 'precious')
+    return tree(folder)
 
 
 def mode(path):
@@ -53,9 +60,7 @@ def test_a_file_keeps_its_mode_and_a_new_one_follows_the_umask(tmp_path):
 
 
 def test_no_temporary_name_is_anybody_elses_and_none_is_left(tmp_path):
-    for name in ('a.tmp', 'folder.tmp', '.a.tmp'):
-        (tmp_path / name).write_text('precious')
-    before = tree(tmp_path)
+    before = precious(tmp_path, 'a.tmp', 'folder.tmp', '.a.tmp')
     write_text(tmp_path / 'a', 'whole')
     with write_folder(tmp_path / 'folder') as tmp:
         write_text(tmp / 'b', 'whole')
@@ -94,6 +99,11 @@ def test_a_file_whose_name_nobody_chose_is_replaced_only_where_it_says_that_we_w
 NAMES = {RUN: run_folder.NAMES, DATASET: shards.NAMES}
 
 
+def a_run(folder):
+    """ It is claimed as the folder of a run. """
+    return Claim(folder, RUN, run_folder.NAMES)
+
+
 @pytest.mark.parametrize('mark, name', [
     *((RUN, name) for name in ('config.json', 'data/raw/notes.txt', 'best', 'training_log.jsonl',
                                'preempted.json', 'step-00000004/notes.txt', 'step-1', 'lock')),
@@ -113,10 +123,9 @@ def test_a_folder_with_a_name_of_ours_and_without_our_mark_is_left_as_it_is(tmp_
 
 @pytest.mark.parametrize('mark', [RUN, DATASET])
 def test_a_folder_of_other_files_is_taken_and_they_stay(tmp_path, mark):
-    for name in ('notes.txt', 'slurm-17.out', 'step-by-step.md', 'train-00000-of-00002.parquet',
-                 'data.tmp', 'z.latents.npy', '.hidden', 'train.bin'):
-        (tmp_path / name).write_text('precious')
-    before = tree(tmp_path)
+    before = precious(
+        tmp_path, 'notes.txt', 'slurm-17.out', 'step-by-step.md', 'train-00000-of-00002.parquet',
+        'data.tmp', 'z.latents.npy', '.hidden', 'train.bin')
     with Claim(tmp_path, mark, NAMES[mark]):
         pass
     assert tree(tmp_path) == before | {'lock': f'{mark}\n'.encode()}
@@ -124,39 +133,36 @@ def test_a_folder_of_other_files_is_taken_and_they_stay(tmp_path, mark):
     Claim(tmp_path, mark, NAMES[mark]).__exit__()
 
 
-@pytest.mark.parametrize('mark', [RUN, DATASET])
-@pytest.mark.parametrize('kind', ['link', 'pipe', 'dangling link', 'device'])
-def test_in_a_folder_of_ours_no_name_is_a_link_a_pipe_or_a_device(tmp_path, mark, kind):
+KINDS = {'link': lambda path: path.symlink_to('../mine'),
+         'dangling link': lambda path: path.symlink_to('../nowhere'),
+         'device': lambda path: path.symlink_to('/dev/zero'), 'pipe': os.mkfifo}
+
+
+@pytest.mark.parametrize('mark, name', [
+    *((RUN, name) for name in ('config.json', 'best', 'training_log.jsonl', 'data', 'step-00000004',
+                               'lock')),
+    *((DATASET, name) for name in ('meta.json', 'train-00000.tokens.bin', 'lock'))])
+@pytest.mark.parametrize('kind', KINDS)
+def test_in_a_folder_of_ours_no_name_is_a_link_a_pipe_or_a_device(tmp_path, mark, name, kind):
     here = tmp_path / 'a'
     Claim(here, mark, NAMES[mark]).__exit__()
-    (tmp_path / 'mine').write_text(f'{mark}\n')
-    make = {'link': lambda path: path.symlink_to(tmp_path / 'mine'),
-            'dangling link': lambda path: path.symlink_to(tmp_path / 'nowhere'),
-            'device': lambda path: path.symlink_to('/dev/zero'), 'pipe': os.mkfifo}[kind]
-    names = {RUN: ('config.json', 'best', 'training_log.jsonl', 'data', 'step-00000004', 'lock'),
-             DATASET: ('meta.json', 'train-00000.tokens.bin', 'lock')}
-    for name in names[mark]:
-        (here / name).unlink(missing_ok=True)
-        make(here / name)
-        before = tree(tmp_path)
-        words = 'and no file lock with' if name == 'lock' else 'this is a link, a pipe or a device'
-        with pytest.raises(ValueError, match=f'{name}.* {words}'):
-            Claim(here, mark, NAMES[mark])
-        assert tree(tmp_path) == before
-        (here / name).unlink()
-        (here / 'lock').write_text(f'{mark}\n')
+    put(tmp_path / 'mine', f'{mark}\n')
+    (here / name).unlink(missing_ok=True)
+    KINDS[kind](here / name)
+    before = tree(tmp_path)
+    words = 'and no file lock with' if name == 'lock' else 'this is a link, a pipe or a device'
+    with pytest.raises(ValueError, match=f'{name}.* {words}'):
+        Claim(here, mark, NAMES[mark])
+    assert tree(tmp_path) == before
 
 
 def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_it(tmp_path):
-    Claim(tmp_path, RUN, run_folder.NAMES).__exit__()
-    for name in ('step-00000004.tmp', '.step-00000004', '.nanoLDLM', '.nanoLDLM-a-b-12345678',
-                 '.nanoLDLM-results.json-12345678'):
-        (tmp_path / name).write_text('precious')
-    before = tree(tmp_path)
-    (tmp_path / '.nanoLDLM-step-00000004-abcdefgh').mkdir()
-    (tmp_path / '.nanoLDLM-step-00000004-abcdefgh/model.safetensors').touch()
-    (tmp_path / '.nanoLDLM-config.json-abcdefgh').touch()
-    with Claim(tmp_path, RUN, run_folder.NAMES):
+    a_run(tmp_path).__exit__()
+    before = precious(tmp_path, 'step-00000004.tmp', '.step-00000004', '.nanoLDLM',
+                      '.nanoLDLM-a-b-12345678', '.nanoLDLM-results.json-12345678')
+    put(tmp_path / '.nanoLDLM-step-00000004-abcdefgh/model.safetensors')
+    put(tmp_path / '.nanoLDLM-config.json-abcdefgh')
+    with a_run(tmp_path):
         assert tree(tmp_path) == before
     clear(tmp_path, 'results.json', 'a')           # and not of a-b, which may be written now
     assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-12345678'}
@@ -170,11 +176,11 @@ def test_of_processes_that_begin_at_once_one_has_the_folder_and_no_other_harms_i
 
     def overtaken(*args):
         monkeypatch.setattr(os, 'link', link)
-        others.append(Claim(tmp_path / 'run', RUN, run_folder.NAMES))
+        others.append(a_run(tmp_path / 'run'))
         link(*args)
     monkeypatch.setattr(os, 'link', overtaken)
     with pytest.raises(ValueError, match='in use by another process'):
-        Claim(tmp_path / 'run', RUN, run_folder.NAMES)
+        a_run(tmp_path / 'run')
     others[0].check()
     others[0].__exit__()
 
@@ -184,7 +190,7 @@ def test_of_processes_that_begin_at_once_one_has_the_folder_and_no_other_harms_i
         rmtree(path, **kw)
     (tmp_path / 'run/.nanoLDLM-data-abcdefgh').mkdir()
     monkeypatch.setattr(shutil, 'rmtree', twice)
-    with Claim(tmp_path / 'run', RUN, run_folder.NAMES):
+    with a_run(tmp_path / 'run'):
         assert tree(tmp_path / 'run').keys() == {'lock'}
 
     # one that fails leaves no trace, but another begins there
@@ -193,7 +199,7 @@ def test_of_processes_that_begin_at_once_one_has_the_folder_and_no_other_harms_i
         if path == str(tmp_path / 'new/lock'):
             Path(path).touch()
     monkeypatch.setattr(os, 'unlink', begun)
-    with pytest.raises(KeyError), Claim(tmp_path / 'new', RUN, run_folder.NAMES):
+    with pytest.raises(KeyError), a_run(tmp_path / 'new'):
         raise KeyError
 
 
@@ -202,24 +208,23 @@ def test_a_file_system_without_locks_or_links_is_a_warning(tmp_path, monkeypatch
         raise OSError(95, 'not supported')
     monkeypatch.setattr(os, 'link', cannot)
     monkeypatch.setattr(fcntl, 'flock', cannot)
-    with Claim(tmp_path, RUN, run_folder.NAMES), Claim(tmp_path, RUN, run_folder.NAMES):
+    with a_run(tmp_path), a_run(tmp_path):
         assert tree(tmp_path) == {'lock': f'{RUN}\n'.encode()}
     assert capsys.readouterr().err.count('cannot be locked') == 2
 
 
-@pytest.mark.parametrize('replace', ['moved', 'removed', 'made anew', 'emptied'])
+REPLACED = {'moved': lambda here: here.rename(here.with_name('b')),
+            'removed': shutil.rmtree,
+            'made anew': lambda here: (shutil.rmtree(here), a_run(here)),
+            'emptied': lambda here: ((here / 'lock').unlink(), a_run(here))}
+
+
+@pytest.mark.parametrize('replace', REPLACED)
 def test_whoever_has_a_folder_knows_that_it_is_no_longer_there(tmp_path, replace):
     here = tmp_path / 'a'
-    ours = Claim(here, RUN, run_folder.NAMES)
+    ours = a_run(here)
     ours.check()
-    if replace == 'moved':
-        here.rename(tmp_path / 'b')
-    elif replace == 'emptied':
-        (here / 'lock').unlink()
-    else:
-        shutil.rmtree(here)
-    if replace in ('made anew', 'emptied'):
-        Claim(here, RUN, run_folder.NAMES)
+    REPLACED[replace](here)
     with pytest.raises(ValueError, match='a/lock was removed, moved or replaced'):
         ours.check()
 
@@ -227,7 +232,7 @@ def test_whoever_has_a_folder_knows_that_it_is_no_longer_there(tmp_path, replace
 def test_a_folder_that_was_begun_in_vain_is_not_left(tmp_path):
     (tmp_path / 'mine').mkdir()
     for name, written in (('new', ()), ('begun', ('config.json',)), ('mine', ())):
-        with pytest.raises(ZeroDivisionError), Claim(tmp_path / name, RUN, run_folder.NAMES):
+        with pytest.raises(ZeroDivisionError), a_run(tmp_path / name):
             for file in written:
                 write_text(tmp_path / name / file, '')
             1 / 0
@@ -236,20 +241,16 @@ def test_a_folder_that_was_begun_in_vain_is_not_left(tmp_path):
 
 
 def test_a_folder_is_removed_only_where_all_that_is_in_it_is_ours(tmp_path):
-    for i, extra in enumerate([None, 'notes.txt', 'raw/a.txt']):
-        folder = tmp_path / str(i)
-        folder.mkdir()
-        (folder / 'meta.json').touch()
-        if extra:
-            (folder / extra).parent.mkdir(exist_ok=True)
-            (folder / extra).touch()
-        before = tree(folder)
-        assert remove_folder(folder, run_folder.DATA_FILES) == (extra is None)
-        assert folder.exists() == bool(extra) and (not extra or tree(folder) == before)
-    (tmp_path / 'link').symlink_to(tmp_path / '1')
-    (tmp_path / '1/notes.txt').unlink()
+    ours = put(tmp_path / 'ours/meta.json').parent
+    assert remove_folder(ours, run_folder.DATA_FILES) and not ours.exists()
+    for name in ('notes.txt', 'raw/a.txt'):
+        before = precious(tmp_path / 'mixed', 'meta.json', name)
+        assert not remove_folder(tmp_path / 'mixed', run_folder.DATA_FILES)
+        assert tree(tmp_path / 'mixed') == before
+    put(tmp_path / 'a/meta.json')
+    (tmp_path / 'link').symlink_to('a')
     assert not remove_folder(tmp_path / 'link', run_folder.DATA_FILES)
-    assert (tmp_path / '1/meta.json').exists()
+    assert (tmp_path / 'a/meta.json').exists()
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning_and_the_new_one_is_saved(
@@ -304,81 +305,62 @@ def test_data_of_an_attempt_without_a_checkpoint_is_replaced_but_nothing_of_the_
 
 # ---- the commands
 
-def stops(result, *words):
-    rc, _, err = result
-    assert rc == 2 and err.count('error: ') == 1 and 'Traceback' not in err, err
-    assert all(word in err for word in words), (words, err)
-
-
 def test_train_stops_in_a_folder_of_somebody_else_before_it_touches_anything(
         dataset, finished, tmp_path):
-    user, linked, hard = tmp_path / 'user', tmp_path / 'linked', tmp_path / 'hard'
-    (user / 'data/raw').mkdir(parents=True)
-    (user / 'data/raw/notes.txt').write_text('precious')
-    (user / 'config.json').write_text('{}')
-    (tmp_path / 'mine').write_text('precious')
-    shutil.copytree(finished, linked)
+    user, own = tmp_path / 'user', tmp_path / 'dataset'
+    precious(tmp_path, 'user/data/raw/notes.txt', 'user/config.json', 'mine')
+    linked, hard = (shutil.copytree(finished, tmp_path / name) for name in ('linked', 'hard'))
     (linked / 'training_log.jsonl').unlink()
     (linked / 'training_log.jsonl').symlink_to(tmp_path / 'mine')
-    shutil.copytree(finished, hard)
     os.link(hard / 'training_log.jsonl', tmp_path / 'other name')
+    shutil.copytree(dataset, own)
     before = tree(tmp_path)
-    own = shutil.copytree(dataset, tmp_path / 'dataset')
-    before |= {f'dataset/{name}': what for name, what in tree(own).items()}
-    before['dataset'] = stat.S_IFDIR
-    here = ['train.py', f'--dataset={dataset}', *TINY, '--max_iters=16']
-    results = run_each(*([*here, f'--out_dir={out}'] for out in (user, linked, hard, own)))
-    for result, words in zip(results, ('user holds config.json, data, and no file lock',
-                                       'training_log.jsonl: this is a link', 'a hard link',
-                                       "no file lock with the words 'nanoLDLM run'")):
-        stops(result, words)
+    expected = {user: 'user holds config.json, data, and no file lock',
+                linked: 'training_log.jsonl: this is a link', hard: 'a hard link',
+                own: "no file lock with the words 'nanoLDLM run'"}
+    results = run_each(*[['train.py', *flags(dataset=dataset, out_dir=out), *TINY, '--max_iters=16']
+                         for out in expected])
+    for result, words in zip(results, expected.values()):
+        assert stopped(result, words)
     assert tree(tmp_path) == before
 
 
-def test_prepare_stops_in_a_folder_of_somebody_else_and_in_that_of_the_encoder(finished, tmp_path):
-    lines = tmp_path / 'lines.txt'
-    lines.write_text('\n'.join(f'a dog number {i}' for i in range(50)))
-    user, encoder = tmp_path / 'user', tmp_path / 'encoder'
-    user.mkdir()
-    (user / 'tokenizer.json').write_text('{"mine": 1}')
-    encoder.mkdir()
-    (encoder / 'config.json').write_text('{}')
-    own = shutil.copytree(finished, tmp_path / 'run')
-    before = tree(tmp_path)
-    args = ['prepare.py', f'--input={lines}', '--tokenizer=byte']
-    results = run_each([*args, f'--out={user}'], [*args, f'--out={own}'],
-                       [*args, f'--encoder={encoder}', f'--out={encoder}'],
-                       [*args, f'--encoder={encoder}', f'--out={encoder}/data'])
-    for result, words in zip(results, ('user holds tokenizer.json, and no file lock',
-                                       "no file lock with the words 'nanoLDLM dataset'",
-                                       'lies in the folder of the encoder',
-                                       'choose another --out')):
-        stops(result, words)
-    assert tree(tmp_path) == before
+def test_prepare_stops_in_a_folder_of_somebody_else_and_in_that_of_the_encoder(finished, here):
+    write_lines('lines.txt', [f'a dog number {i}' for i in range(50)])
+    put('user/tokenizer.json', '{"mine": 1}')
+    put('encoder/config.json', '{}')
+    shutil.copytree(finished, 'run')
+    before = tree(here)
+    prepare = ['prepare.py', *flags(input='lines.txt', tokenizer='byte')]
+    user, own, encoder, inside = run_each(
+        [*prepare, '--out=./user'], [*prepare, '--out=./run'],
+        [*prepare, '--encoder=./encoder', '--out=./encoder'],
+        [*prepare, '--encoder=./encoder', '--out=./encoder/data'], cwd=here)
+    assert stopped(user, 'user holds tokenizer.json, and no file lock')
+    assert stopped(own, "no file lock with the words 'nanoLDLM dataset'")
+    assert stopped(encoder, 'lies in the folder of the encoder')
+    assert stopped(inside, 'choose another --out')
+    assert tree(here) == before
 
 
 def test_sample_export_plot_and_evaluate_touch_nothing_that_they_did_not_write(
         dataset, finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / 'run')
-    for name in ('own.svg', 'own.svg.tmp', 'given.tmp', 'mine'):
-        (tmp_path / name).write_text('precious')
+    precious(tmp_path, 'own.svg', 'own.svg.tmp', 'given.tmp', 'run/curves.png')
+    put(tmp_path / 'mine', '[]')
     (tmp_path / 'own.svg').chmod(0o600)
     (tmp_path / 'named.svg').symlink_to('own.svg')
     (out / 'results.json').symlink_to(tmp_path / 'mine')
-    (tmp_path / 'mine').write_text('[]')
-    (out / 'curves.png').write_text('precious')
     before = tree(tmp_path)
+    export = ['runs/export.py', *flags(out_dir=out, to=tmp_path / 'given')]
     sampled, exported, again, drawn, measured = run_each(
-        ['sample.py', f'--out_dir={out}', '--text=a dog', f'--svg={tmp_path}/named.svg',
-         '--device=cpu'],
-        ['runs/export.py', f'--out_dir={out}', f'--to={tmp_path}/given'],
-        ['runs/export.py', f'--out_dir={out}', f'--to={tmp_path}/given'],
-        ['plot.py', f'--out_dir={out}'],
-        ['evaluate.py', f'--out_dir={out}', f'--dataset={dataset}', '--tasks=nelbo', '--n=4',
-         '--draws=1', '--device=cpu'])
+        ['sample.py', *flags(out_dir=out, text='a dog', svg=tmp_path / 'named.svg', device='cpu')],
+        export, export, ['plot.py', f'--out_dir={out}'],
+        ['evaluate.py', *flags(out_dir=out, dataset=dataset, tasks='nelbo', n=4, draws=1,
+                               device='cpu')])
     assert sampled[0] == exported[0] == measured[0] == 0, (sampled, exported, measured)
-    stops(again, 'given exists')
-    stops(drawn, 'curves.png is there, and no script of nanoLDLM wrote it')
+    assert stopped(again, 'given exists')
+    assert stopped(drawn, 'curves.png is there, and no script of nanoLDLM wrote it')
     after = tree(tmp_path)
     assert mode(tmp_path / 'own.svg') == 0o600 and b'<svg' in after['own.svg']
     changed = {name for name in before if before[name] != after[name]}
