@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from launch import HANGS, ROOT, Job, run
+from launch import HANGS, ROOT, Job, flags, run
+from toys import write_lines
 
 SCRIPTS = ['train.py', 'sample.py', 'evaluate.py', 'prepare.py', 'bench.py', 'plot.py', 'nano.py',
            'runs/export.py']
@@ -25,17 +26,19 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-def python(code, *args, flags=(), stdout=subprocess.PIPE, **env):
+def python(code, *args, flags=(), stdout=subprocess.PIPE, pass_fds=(), **env):
     """ Some lines in a new interpreter. env: None takes a variable away. """
     env = {name: value for name, value in {**os.environ, **env}.items() if value is not None}
     return subprocess.run([sys.executable, *flags, '-c', code, *map(str, args)], env=env,
-                          stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=HANGS)
+                          stdout=stdout, stderr=subprocess.PIPE, pass_fds=pass_fds, text=True,
+                          timeout=HANGS)
 
 
-def begun(code, **kw):
-    """ Some lines in a new interpreter, behind base/begin.py. """
+def begun(code, before='', **kw):
+    """ Some lines in a new interpreter, behind base/begin.py, and some before it. """
     return python(f"""
-import signal, sys
+import os, signal, sys
+{before}
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {str(ROOT)!r})
 import base.begin
@@ -52,11 +55,12 @@ def test_each_script_sets_a_short_spin_before_torch_from_any_folder_also_with_a_
     assert result.stdout == '10000\n' and not result.stderr
 
 
-def test_a_spin_that_the_user_has_set_stays(monkeypatch):
-    say = "import os\nprint(os.environ.get('GOMP_SPINCOUNT'))"
-    for policy, spins, expected in (('passive', None, 'None'), (None, '7', '7'), ('a', '', '')):
-        found = begun(say, OMP_WAIT_POLICY=policy, GOMP_SPINCOUNT=spins)
-        assert found.stdout == f'{expected}\n'
+@pytest.mark.parametrize('policy, spins, expected', [
+    ('passive', None, None), (None, '7', '7'), ('a', '', '')])
+def test_a_spin_that_the_user_has_set_stays(policy, spins, expected):
+    found = begun("print(os.environ.get('GOMP_SPINCOUNT'))", OMP_WAIT_POLICY=policy,
+                  GOMP_SPINCOUNT=spins)
+    assert found.stdout == f'{expected}\n'
 
 
 # ---- Ctrl-C
@@ -71,14 +75,12 @@ def test_ctrl_c_while_torch_is_imported_is_one_line_and_code_130(script):
 
 
 def test_ctrl_c_later_clears_away_what_is_half_written_and_a_bug_stays_a_traceback():
-    code = """
-import os, signal
+    result = begun("""
 try:
     os.kill(os.getpid(), signal.SIGINT)
 finally:
     print('cleared')
-"""
-    result = begun(code)
+""")
     assert (result.returncode, result.stderr) == (130, 'error: interrupted\n')
     assert result.stdout == 'cleared\n'
     result = begun('1 / 0')
@@ -87,44 +89,43 @@ finally:
 
 # ---- outputs
 
-def test_what_an_output_cannot_show_is_escaped(tmp_path):
-    (tmp_path / 'a.txt').write_text(''.join(f'Ein süßer Hund läuft, {i}.\n' for i in range(10)))
-    script = f"""
+def script_of(name):
+    """ Code that runs a script with the arguments that it is given. """
+    return f"""
 import runpy, sys
-sys.argv = ['prepare.py', *sys.argv[1:]]
-runpy.run_path({str(ROOT / 'prepare.py')!r}, run_name='__main__')
+sys.argv = [{name!r}, *sys.argv[1:]]
+runpy.run_path({str(ROOT / name)!r}, run_name='__main__')
 """
-    result = python(script, f'--input={tmp_path}/a.txt', '--tokenizer=byte', '--val_fraction=.3',
-                    f'--out={tmp_path}/ä', PYTHONIOENCODING='ascii')
+
+
+def test_what_an_output_cannot_show_is_escaped(tmp_path):
+    write_lines(tmp_path / 'a.txt', [f'Ein süßer Hund läuft, {i}.' for i in range(10)])
+    told = flags(input=tmp_path / 'a.txt', tokenizer='byte', val_fraction=.3, out=tmp_path / 'ä')
+    result = python(script_of('prepare.py'), *told, PYTHONIOENCODING='ascii')
     assert result.returncode == 0, result.stderr
     assert 's\\xfc\\xdfer Hund' in result.stdout and (tmp_path / 'ä/meta.json').is_file()
 
-    # and what it is told is UTF-8 all the same
-    of_plot = script.replace('prepare.py', 'plot.py')
-    result = python(of_plot, f'--out_dir={tmp_path}/nowhere', '--metric=süß', LC_ALL='C',
-                    PYTHONUTF8='0', PYTHONCOERCECLOCALE='0', PYTHONIOENCODING=None)
+
+def test_what_a_script_is_told_is_utf_8_whatever_the_locale(tmp_path):
+    told = flags(out_dir=tmp_path / 'nowhere', metric='süß')
+    result = python(script_of('plot.py'), *told, LC_ALL='C', PYTHONUTF8='0',
+                    PYTHONCOERCECLOCALE='0', PYTHONIOENCODING=None)
     assert result.returncode == 2 and "'s\\xfc\\xdf'" in result.stdout
     assert 'no run in' in result.stderr
 
 
-def test_where_nobody_reads_any_more_the_work_goes_on(tmp_path):
-    for stream in ('stdout', 'stderr'):
-        read, write = os.pipe()
-        os.close(read)
-        number = 1 if stream == 'stdout' else 2
-        code = f"""
-import os
+@pytest.mark.parametrize('number, stream', [(1, 'stdout'), (2, 'stderr')])
+def test_where_nobody_reads_any_more_the_work_goes_on(tmp_path, number, stream):
+    read, write = os.pipe()
+    os.close(read)
+    result = begun(f"""
 for i in range(1000):
     print('line', i, file=sys.{stream})
-open({str(tmp_path / stream)!r}, 'w').write('done')
-"""
-        before = f'import os\nos.dup2({write}, {number})\n'
-        whole = f'{before}import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport base.begin\n{code}'
-        result = subprocess.run([sys.executable, '-c', whole], capture_output=True, text=True,
-                                pass_fds=[write], timeout=HANGS)
-        os.close(write)
-        assert (result.returncode, result.stdout, result.stderr) == (0, '', '')
-        assert (tmp_path / stream).read_text() == 'done'
+open({str(tmp_path / 'done')!r}, 'w').close()
+""", before=f'os.dup2({write}, {number})', pass_fds=[write])
+    os.close(write)
+    assert (result.returncode, result.stdout, result.stderr) == (0, '', '')
+    assert (tmp_path / 'done').exists()
 
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
@@ -158,7 +159,7 @@ def test_the_scripts_survive_a_full_stdout(dataset, tmp_path):
     ('1', None, 'RANK is passed over'), ('x', '1', 'RANK is passed over'), ('0', '1', ''),
     ('', None, ''), (None, None, ''), ('1', '2', None)])
 def test_a_rank_without_a_world_is_passed_over(rank, world, words):
-    result = begun("import os\nprint(os.environ.get('RANK'))", RANK=rank, WORLD_SIZE=world,
+    result = begun("print(os.environ.get('RANK'))", RANK=rank, WORLD_SIZE=world,
                    LOCAL_RANK=None)
     assert result.returncode == 0
     assert result.stdout == ('None\n' if words is not None else f'{rank}\n')
@@ -178,11 +179,9 @@ def test_a_variable_of_a_launcher_that_is_no_such_number_is_one_line(name, value
 
 
 def test_a_stray_rank_changes_nothing(tmp_path):
-    lines = [f'A {who} {does} here.' for who in ('dog', 'cat', 'man') for does in
-             ('runs', 'sits', 'eats', 'sleeps', 'jumps', 'walks')]
-    (tmp_path / 'a.txt').write_text('\n'.join(lines))
-    result = run('prepare.py', f'--input={tmp_path}/a.txt', '--tokenizer=byte', '--encoder=lsa',
-                 '--encoder_dims=2', '--val_fraction=.3', f'--out={tmp_path}/x',
-                 env={**os.environ, 'RANK': '1'})
+    write_lines(tmp_path / 'a.txt')
+    told = flags(input=tmp_path / 'a.txt', tokenizer='byte', encoder='lsa', encoder_dims=2,
+                 val_fraction=.3, out=tmp_path / 'x')
+    result = run('prepare.py', *told, env={**os.environ, 'RANK': '1'})
     assert result.returncode == 0, result.stderr
     assert 'tokens per sample' in result.stdout and 'Traceback' not in result.stderr

@@ -23,8 +23,14 @@ a heading without a capital letter is not taken for one.
 
 This sentence names aVariable, and so it is one of code.
 This sentence has 1 2 3 numbers in it and is not of words.
-This sentence has far too many words for a short one, since fifteen are more than fourteen.
-This one is full of extraordinarily unusual, incomprehensibly long, characteristically odd words.
+
+Five words are just enough. Four words are not.
+A text of as many words as this has at most is read here.
+A text of one word more than it may have at most is left out.
+Extraordinarily incomprehensible characteristics disproportionately overwhelm us everyday.
+Extraordinarily incomprehensible characteristics disproportionately overwhelm all everyday.
+The two words ABC and DEF stand here among twelve of the usual kind.
+The two words ABC and DEF stand here among eleven of usual kind.
 '''
 import os
 
@@ -56,6 +62,10 @@ EXPECTED = [
     'And this is the second one!',
     'A bullet stands before this sentence, which is longer than a line.',
     'It has "code in quotes" and a "name", both of them kept.',
+    'Five words are just enough.',
+    'A text of as many words as this has at most is read here.',
+    'Extraordinarily incomprehensible characteristics disproportionately overwhelm us everyday.',
+    'The two words ABC and DEF stand here among twelve of the usual kind.',
     'What a class says of itself is read.',
     'A method is read as a function is.',
     'And what is defined inside of it is read.',

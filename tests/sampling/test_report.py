@@ -7,12 +7,13 @@ import subprocess
 
 import numpy as np
 import pytest
+import torch
 
-from launch import HANGS, ROOT, run, train_each
+from launch import HANGS, ROOT, flags, run_together, train_each
 from sampling import report
 from sampling.run import Run
 from tasks.common import load_texts
-from toys import l2t
+from toys import l2t, put
 
 HOSTILE = '</script><script>alert(1)</script>{{title}} <img src=x onerror=alert(1)> "\'&\u2028\x1b'
 RUNS = {'both': ['--mode=l2t+causal'], 't2l': ['--mode=t2l'],
@@ -51,51 +52,49 @@ def test_every_kind_of_run_has_a_page_that_asks_for_nothing_and_says_what_is_mis
         assert bool(data_of(page)) == (name != 't2l') and 'alt="losses"' in page
 
 
-@pytest.mark.parametrize('damage', [
+@pytest.mark.parametrize('name, text', [
     ('config.json', '{"argv": null}'), ('config.json', '{"argv": 5}'), ('config.json', '[]'),
     ('config.json', r'{"mode": "\ud800"}'),
     ('training_log.jsonl', '{"step": 1, "skips": [{}]}'), ('training_log.jsonl', '5'),
     ('ten.txt', '5'), ('data/tokenizer.json', '{}')])
-def test_a_damaged_file_costs_its_own_part_of_the_page(runs, dataset, tmp_path, damage):
+def test_a_damaged_file_costs_its_own_part_of_the_page(runs, dataset, here, name, text):
     pytest.importorskip('matplotlib', reason='needs matplotlib')
-    name, text = damage
-    folder = shutil.copytree(runs['both'], tmp_path / 'run')
-    (folder / name).write_text(text)
+    shutil.copytree(runs['both'], 'run')
+    put(f'run/{name}', text)
+    told = flags(out_dir='./run', what='report', save='page.html')
     if name == 'ten.txt':
-        np.save(folder / 'ten.npy', np.float32(1))
-    result = run('plot.py', f'--out_dir={folder}', '--what=report', '--save=page.html',
-                 *([] if name == 'ten.txt' else [f'--dataset={dataset}']), cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    page = (tmp_path / 'page.html').read_text()
+        np.save('run/ten.npy', np.float32(1))
+    else:
+        told += flags(dataset=dataset)
+    (code, _, err), = run_together(['plot.py', *told], cwd=here)
+    assert code == 0, err
+    page = (here / 'page.html').read_text()
     assert page.count('Not shown:') == ('ud800' not in text)
     assert ('argv is ' in page) == ('argv' in text)
 
 
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
     run = Run(str(runs['both']))
+    net, eos, pad = run.net, run.tokenizer.eos, run.tokenizer.pad
     texts, _, raw = load_texts(run, str(dataset), report.N_TEXTS, 0)
-    found = data_of(pages['both'])
-    ways = ['diffusion (confidence)', 'autoregressive']
-    assert [one['title'] for one in found] == [f'{i}, {way}' for i in (1, 2, 3) for way in ways]
-    for one in found:
-        row = int(one['title'][0]) - 1
-        sampler = 'autoregressive' if 'auto' in one['title'] else 'confidence'
-        z = run.stats.standardise(raw[:3])
-        tokens = l2t(run.net, z, sampler=sampler, steps=run.net.L)[row].tolist()
+    z = run.stats.standardise(raw[:3])
+    ways = {'diffusion (confidence)': 'confidence', 'autoregressive': 'autoregressive'}
+    written = {way: l2t(net, z, sampler=name, steps=net.L) for way, name in ways.items()}
+    expected = [(i, way) for i in range(3) for way in ways]
+    for one, (i, way) in zip(data_of(pages['both']), expected, strict=True):
+        assert one['title'] == f'{i + 1}, {way}' and one['source'] == texts[i]
         start, *steps = one['steps']
-        assert one['source'] == texts[row]
         assert all('m' in kinds and number == -1 for _, kinds, number in start)
-        is_end = [i in (run.tokenizer.eos, run.tokenizer.pad) for i in tokens]
-        assert [cell[0] in ('EOS', 'PAD') for cell in steps[-1]] == is_end
+        ends = [cell[0] in ('EOS', 'PAD') for cell in steps[-1]]
+        assert ends == torch.isin(written[way][i], torch.tensor([eos, pad])).tolist()
 
         # each token is new in one step, which wrote the likeliest one: both are greedy here
-        for i in range(run.net.L):
-            k, = [k for k, step in enumerate(steps) if 'n' in step[i][1]]
-            numbers = {step[i][2] for step in steps[k:]}
-            assert len(numbers) == 1, 'of a token, what was said in the step that wrote it'
-            said = one['said'][numbers.pop()] if -1 not in numbers else []
+        for place, token in enumerate(written[way][i].tolist()):
+            k, = [k for k, step in enumerate(steps) if 'n' in step[place][1]]
+            number, = {step[place][2] for step in steps[k:]}    # said in the step that wrote it
+            said = one['said'][number] if number != -1 else []
             assert [p for _, p, _ in said] == sorted((p for _, p, _ in said), reverse=True)
-            if said and tokens[i] != run.tokenizer.pad:              # PAD follows an EOS by rule
+            if said and token != pad:                        # PAD follows an EOS by rule
                 assert [p for _, p, is_it in said if is_it] == [pytest.approx(said[0][1])]
 
 
@@ -159,12 +158,12 @@ def test_the_slider_shows_its_step_and_what_the_network_says_there(pages):
         pages['both'], found, ['which', 'change', '1'], ['step', 'input', '1'],
         ['cells', 'pointerover', 2], ['step', 'input', str(last)], ['which', 'change', '0'])
     assert first['at'] == f'step 1 of {last}'
+    assert other['at'].endswith(f'of {len(found[0]["steps"]) - 1}')
     for shown, step in ((first, steps[1]), (end, steps[-1])):
         assert shown['cells'] == [text or ' ' for text, _, _ in step]
-        assert all(set(kinds) <= set(name.split()) for name, (_, kinds, _) in
-                   zip(shown['kinds'], step))
+        for name, (_, kinds, _) in zip(shown['kinds'], step, strict=True):
+            assert set(kinds) <= set(name.split())
     assert 'Position 3, a mask' in pointed['candidates'] and 'not asked' in pointed['candidates']
-    assert 'Position 3, “' in end['candidates']
     name, p, _ = said[steps[-1][2][2]][0]
-    assert f'{100 * p:.1f}%' in end['candidates'] and name in end['candidates']
-    assert other['at'].endswith(f'of {len(found[0]["steps"]) - 1}')
+    for words in ('Position 3, “', f'{100 * p:.1f}%', name):
+        assert words in end['candidates']
