@@ -123,7 +123,7 @@ def test_a_batch_is_the_text_one_eos_and_pad_beside_standardised_latents(tmp_pat
         assert row == [*own, ds.eos] + [ds.pad] * (8 - len(own))
         assert ds.ids(i).tolist() == own
     raw = ds.raw_latents(indices)
-    assert raw.numpy().tolist() == latents[indices].tolist()
+    assert torch.equal(raw, torch.from_numpy(latents[indices]).float())
     assert torch.allclose(z, ds.standardise(raw))
     assert PackedDataset(tmp_path, 'train', seq_len=12).rows([0])[0].shape == (1, 12)
     with pytest.raises(IndexError):

@@ -252,7 +252,7 @@ def test_a_resume_asks_for_every_generator_average_and_counter(dataset, a_run):
 
 @pytest.mark.parametrize('value', [5, 'x', None, [1], {}])
 def test_a_sealed_state_of_other_types_is_one_line(a_run, value):
-    out = a_run()
+    out = a_run('copy')
     (out / 'best').write_text(f'{NEWEST}\n')
     state = state_of(out)
     inside = dict(identity=('heads', 'streams'), knobs=('mode', 'text_process', 'text_schedule'))
@@ -262,7 +262,7 @@ def test_a_sealed_state_of_other_types_is_one_line(a_run, value):
     changes += [{'files': {name: value}} for name in ('model.safetensors', '../../x')]
     for change in changes:
         (out / NEWEST / 'training_state.json').write_text(sealed({**state, **change}))
-        with pytest.raises(ValueError, match='copy|run'):
+        with pytest.raises(ValueError, match='copy'):
             Run(out, device='cpu')
 
 
