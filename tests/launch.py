@@ -178,12 +178,11 @@ def flags(**knobs):
     return [f'--{name}={value}' for name, value in knobs.items()]
 
 
-def stopped(result, *words):
-    """ Whether a command of run_each ended by itself, with code 2 and one line of these words. """
+def assert_refused(result, *words):
+    """ A script has ended with code 2 and one line on stderr, with these words in it. """
     code, _, err = result
-    assert code == 2 and err.count('\n') == 1, result
+    assert code == 2 and err.strip().count('\n') == 0, (code, err)
     assert all(word in err for word in words), (words, err)
-    return True
 
 
 def run_each(*commands, env=(), **kw):

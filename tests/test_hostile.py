@@ -24,7 +24,7 @@ from corpora.images import image_patches
 from corpora.layouts import verify
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from data import PackedDataset
-from launch import ROOT, TINY, flags, flip, forge_file, run_each, stopped
+from launch import ROOT, TINY, assert_refused, flags, flip, forge_file, run_each, run_together
 from runs import checkpoint
 from sampling.run import Run
 from toys import new_run
@@ -148,7 +148,7 @@ def test_fault_23_no_checkpoint_runs_a_command(dataset, a_run, evil):
         commands.append(training(dataset, out))
     results = run_each(*commands, env=dict(TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1'))
     for kind, result in zip(kinds, results):
-        assert stopped(result, f'{kind}.safetensors')
+        assert_refused(result, f'{kind}.safetensors')
 
 
 # ---- what does not match its digest
@@ -162,7 +162,7 @@ def test_a_file_that_does_not_match_its_digest_is_one_line_and_code_2(a_dataset,
     out = tmp_path / 'run'
     for result in run_each(['prepare.py', f'--inspect={other}'], training(folder, out),
                            training(other, out)):
-        assert stopped(result, 'sha256')
+        assert_refused(result, 'sha256')
 
 
 # ---- moments of another form: a fused kernel would read beyond them
@@ -186,8 +186,8 @@ def test_moments_and_averages_have_exactly_the_names_shapes_and_dtypes_of_the_ru
         out = a_run(f'run{i}')
         change_tensors(out, kind, other)
         commands.append(training(dataset, out))
-    for (kind, name, _), result in zip(forms, run_each(*commands)):
-        assert stopped(result, f'{kind}.safetensors: {name} is ', ', expected ')
+    for (kind, name, _), result in zip(forms, run_together(*commands)):
+        assert_refused(result, f'{kind}.safetensors: {name} is ', ', expected ')
 
 
 # ---- what no training saves, though its digest is right
@@ -201,14 +201,14 @@ def test_a_tensor_that_is_not_finite_is_named_by_all_that_read_it(dataset, tmp_p
     moment = f'momentum_buffer.{QKV}'
     change_tensors(ema, 'ema', lambda tensors: tensors['bias'][-1].fill_(np.nan))
     change_tensors(muon, 'optimizer', lambda tensors: tensors[moment][-1, -1].fill_(np.inf))
-    of_muon, *of_ema = run_each(
+    of_muon, *of_ema = run_together(
         training(dataset, muon, '--max_iters=14', '--optimizer=muon'),
         training(dataset, ema, '--max_iters=14'), sampling(ema),
         ['evaluate.py', *flags(out_dir=ema, dataset=dataset, device='cpu')],
         ['runs/export.py', *flags(out_dir=ema, to=tmp_path / 'given')])
-    assert stopped(of_muon, f'optimizer.safetensors: {moment} holds nan or inf')
+    assert_refused(of_muon, f'optimizer.safetensors: {moment} holds nan or inf')
     for result in of_ema:
-        assert stopped(result, 'ema.safetensors: bias holds nan or inf')
+        assert_refused(result, 'ema.safetensors: bias holds nan or inf')
 
 
 def without(kind):
@@ -246,8 +246,8 @@ def test_a_resume_asks_for_every_generator_average_and_counter(dataset, a_run):
         else:
             change(out)
         commands.append(training(dataset, out, '--max_iters=14'))
-    for words, result in zip(changes, run_each(*commands)):
-        assert stopped(result, words)
+    for words, result in zip(changes, run_together(*commands)):
+        assert_refused(result, words)
 
 
 @pytest.mark.parametrize('value', [5, 'x', None, [1], {}])
@@ -352,7 +352,7 @@ def test_fault_24_hostile_metadata(dataset, a_run, a_dataset, tmp_path):
     for command, (rc, err, seconds, mib) in zip(refused + gone_on, results):
         assert seconds < 5 and mib < 1000, (command, rc, err, seconds, mib)
     for rc, err, *_ in results[:len(refused)]:
-        assert stopped((rc, '', err))
+        assert_refused((rc, '', err))
     for rc, err, *_ in results[len(refused):]:
         assert rc == 0 and f'{NEWEST} is broken and set aside' in err, err
 
@@ -404,10 +404,10 @@ def test_a_checkpoint_of_another_version_is_named_as_such_and_stays(dataset, a_r
     known = state_of(out)['identity']
     for identity in ({'model': known, 'files': {}}, {k: v for k, v in known.items() if k != 'bag'}):
         forge_all(out, identity)
-        for result in run_each(training(dataset, out), sampling(out),
-                               training(dataset, tmp_path / 'new', f'--init_from={out}'),
-                               ['evaluate.py', *flags(out_dir=out, device='cpu')]):
-            assert stopped(result, 'written by another version')
+        for result in run_together(training(dataset, out), sampling(out),
+                                   training(dataset, tmp_path / 'new', f'--init_from={out}'),
+                                   ['evaluate.py', *flags(out_dir=out, device='cpu')]):
+            assert_refused(result, 'written by another version')
     assert (out / NEWEST).is_dir()
 
 
@@ -470,7 +470,7 @@ def test_commands_stop_at_a_pipe_in_the_place_of_a_file(here, dataset, finished,
                                            out=here / 'x')],
         'z.npy': [*sample, f'--latents={pipe(here / "z.npy")}'],
         'texts.txt': [*sample, f'--texts={pipe(here / "texts.txt")}']}
-    for name, (rc, _, err) in zip(commands, run_each(*commands.values())):
+    for name, (rc, _, err) in zip(commands, run_together(*commands.values())):
         assert rc == 2 and err.count('error: ') == 1 and name in err, (name, err)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import plot
-from launch import flags, run_together, stopped
+from launch import assert_refused, flags, run_together
 from toys import put
 
 plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
@@ -97,7 +97,8 @@ def test_a_dollar_in_a_name_is_a_dollar_and_a_damaged_sweep_is_one_line(here):
           for name in cases], cwd=here)
     assert good[0] == 0 and not good[2]
     assert 'costs_$5_and_$x__y.txt' in (here / 'good.svg').read_text()
-    assert stopped(large, 'too large') and stopped(no_calls, 'has no calls of l2t')
+    assert_refused(large, 'too large')
+    assert_refused(no_calls, 'has no calls of l2t')
 
 
 @pytest.mark.parametrize('name, array', [
@@ -124,12 +125,13 @@ def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
     (tmp_path / 'empty').mkdir()
     results = run_together(*(['plot.py', f'--out_dir={folder}'] for folder in folders))
     for result in results:
-        assert stopped(result, 'error: ', 'training_log.jsonl')
+        assert_refused(result, 'error: ', 'training_log.jsonl')
     assert 'line 1' in results[-1][2]
     nope, empty, no_sweep, nowhere = run_together(
         ['plot.py', f'--out_dir={tmp_path}/nope'], ['plot.py', f'--out_dir={tmp_path}/empty'],
         ['plot.py', f'--out_dir={folders[0]}', '--what=sweep'],
         ['plot.py', f'--out_dir={tmp_path}/empty', f'--save={tmp_path}/none/a.png'])
-    assert stopped(nope, 'nope', 'train it first') and stopped(empty, 'training_log.jsonl')
-    assert stopped(no_sweep, 'results.json')
+    assert_refused(nope, 'nope', 'train it first')
+    assert_refused(empty, 'training_log.jsonl')
+    assert_refused(no_sweep, 'results.json')
     assert nowhere[2] == f'error: {tmp_path}/none/a.png: no such folder\n'

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from data import dataset_folder
-from launch import ROOT, flags, run, run_each, stopped
+from launch import ROOT, assert_refused, flags, run, run_each
 from sample import Run
 from tasks.measures import word_f1
 
@@ -40,14 +40,14 @@ def test_a_run_is_found_beside_the_scripts_and_one_that_is_not_says_from_where(h
     (code, out, err), *wrong, of_data = run_each(sample, *nowhere, no_data, cwd=here)
     assert code == 0 and SOURCES[0] in out, err
     for result in wrong:
-        assert stopped(result, f'no run in weights/nowhere, seen from {here}: ')
-    assert stopped(of_data, f'no dataset in data/nowhere, seen from {here} (no meta.json)')
+        assert_refused(result, f'no run in weights/nowhere, seen from {here}: ')
+    assert_refused(of_data, f'no dataset in data/nowhere, seen from {here} (no meta.json)')
     assert dataset_folder('..') == '..'                      # no name in data/
 
     # what is here comes first
     (here / 'weights/captions').mkdir(parents=True)
     (result,) = run_each(sample, cwd=here)
-    assert stopped(result, 'no run in weights/captions')
+    assert_refused(result, 'no run in weights/captions')
 
 
 def test_every_direction_works_from_the_weights(loaded):

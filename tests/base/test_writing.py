@@ -11,7 +11,7 @@ import pytest
 from base.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
                           write_folder, write_text, write_whole)
 from corpora import shards
-from launch import TINY, flags, run_each, stopped
+from launch import TINY, assert_refused, flags, run_each
 from runs import checkpoint, run_folder
 from toys import new_run, put, save_each, states, write_lines
 
@@ -321,7 +321,7 @@ def test_train_stops_in_a_folder_of_somebody_else_before_it_touches_anything(
     results = run_each(*[['train.py', *flags(dataset=dataset, out_dir=out), *TINY, '--max_iters=16']
                          for out in expected])
     for result, words in zip(results, expected.values()):
-        assert stopped(result, words)
+        assert_refused(result, words)
     assert tree(tmp_path) == before
 
 
@@ -336,10 +336,10 @@ def test_prepare_stops_in_a_folder_of_somebody_else_and_in_that_of_the_encoder(f
         [*prepare, '--out=./user'], [*prepare, '--out=./run'],
         [*prepare, '--encoder=./encoder', '--out=./encoder'],
         [*prepare, '--encoder=./encoder', '--out=./encoder/data'], cwd=here)
-    assert stopped(user, 'user holds tokenizer.json, and no file lock')
-    assert stopped(own, "no file lock with the words 'nanoLDLM dataset'")
-    assert stopped(encoder, 'lies in the folder of the encoder')
-    assert stopped(inside, 'choose another --out')
+    assert_refused(user, 'user holds tokenizer.json, and no file lock')
+    assert_refused(own, "no file lock with the words 'nanoLDLM dataset'")
+    assert_refused(encoder, 'lies in the folder of the encoder')
+    assert_refused(inside, 'choose another --out')
     assert tree(here) == before
 
 
@@ -359,8 +359,8 @@ def test_sample_export_plot_and_evaluate_touch_nothing_that_they_did_not_write(
         ['evaluate.py', *flags(out_dir=out, dataset=dataset, tasks='nelbo', n=4, draws=1,
                                device='cpu')])
     assert sampled[0] == exported[0] == measured[0] == 0, (sampled, exported, measured)
-    assert stopped(again, 'given exists')
-    assert stopped(drawn, 'curves.png is there, and no script of nanoLDLM wrote it')
+    assert_refused(again, 'given exists')
+    assert_refused(drawn, 'curves.png is there, and no script of nanoLDLM wrote it')
     after = tree(tmp_path)
     assert mode(tmp_path / 'own.svg') == 0o600 and b'<svg' in after['own.svg']
     changed = {name for name in before if before[name] != after[name]}

@@ -75,7 +75,7 @@ def test_every_kind_of_file_folders_and_globs_give_the_same_documents():
     of_records = ['a/a.jsonl', 'a/b.ndjson', 'a/c.JSONLINES']
     for path in of_records:
         put(path, records)
-    put('a/s/d.csv'), put('a/s/e.tsv')
+    os.mkdir('a/s')
     for path, delimiter in (('a/s/d.csv', ','), ('a/s/e.tsv', '\t')):
         with open(path, 'w', newline='') as f:
             csv.writer(f, delimiter=delimiter).writerows([['id', 'text'], *enumerate(expected)])

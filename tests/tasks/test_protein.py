@@ -9,7 +9,7 @@ from corpora.tokenizers import RESIDUES
 from data import Loader, PackedDataset, lengths
 from diffusion import MaskedText, Noising, is_end, mode_shares
 from encoders import find_encoder
-from launch import TINY, flags, measured, run_each, run_together, stopped, texts_in
+from launch import TINY, assert_refused, flags, measured, run_each, run_together, texts_in
 from noise import uniforms
 from sampling.knobs import SamplingKnobs
 from sampling.run import Run
@@ -206,7 +206,7 @@ def test_what_does_not_go_together_ends_in_one_line(proteins, dataset, tmp_path)
         ['train.py', *flags(dataset=data, out_dir=tmp_path / 'run'), *TINY, *args]
         for data, args, _ in wrong])
     for result, (_, _, words) in zip(results, wrong):
-        assert stopped(result, words)
+        assert_refused(result, words)
 
 
 def test_a_protein_encoder_of_ESMs_layout_is_read_from_a_folder(tmp_path):
