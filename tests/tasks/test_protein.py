@@ -29,11 +29,12 @@ def made(tmp_path_factory):
     sequences = [''.join(rng.choice(letters, rng.integers(5, 61), p=law)) for _ in range(120)]
     write_lines(folder / 'p.fasta', [f'>p{i}\n{s}' for i, s in enumerate(sequences)])
     small = [knob for knob in TINY if not knob.startswith('--latent_tokens')]
-    prepare = flags(input='p.fasta', max_tokens=100, val_fraction=.2, out='./packed')
-    train = flags(dataset='./packed', out_dir='./run', seq_len=24, max_iters=8, eval_interval=8,
-                  optimizer='adamw')
-    for code, _, err in run_together(['prepare.py', *prepare], cwd=folder) + run_together(
-            ['train.py', 'config/protein_tiny.py', *small, *train], cwd=folder):
+    prepare = flags(input=folder / 'p.fasta', max_tokens=100, val_fraction=.2,
+                    out=folder / 'packed')
+    train = flags(dataset=folder / 'packed', out_dir=folder / 'run', seq_len=24, max_iters=8,
+                  eval_interval=8, optimizer='adamw')
+    for code, _, err in run_each(['prepare.py', *prepare],
+                                 ['train.py', 'config/protein_tiny.py', *small, *train]):
         assert code == 0, err
     return folder
 
