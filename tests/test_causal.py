@@ -282,7 +282,8 @@ def test_a_text_has_one_score_whatever_stands_behind_its_eos(run, dataset):
     """ Diffusion may write an EOS and more words, or PAD and no EOS: what is read is the same text.
     """
     eos, pad, text = run.net.eos, run.net.pad, [5, 6, 7, 8]
-    behind = [[*text, eos], [*text, eos, *[9] * run.net.L], [*text, pad], [pad, *text, eos], [5] * 99]
+    behind = [[*text, eos], [*text, eos, *[9] * run.net.L], [*text, pad], [pad, *text, eos],
+              [5] * 99]
     tokens = torch.tensor([(row + [pad] * run.net.L)[:run.net.L] for row in behind])
     raw = PackedDataset(str(dataset), 'val').raw_latents([0]).expand(5, -1, -1)
     nats = run.nats(tokens, raw)

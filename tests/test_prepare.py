@@ -370,7 +370,8 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(monkeypatch, caps
 
 # ---- one text in two spellings
 
-ACCENTS = [f'{word} {i}' for i in range(12) for word in ('caf\u00e9', '\u00c5ngstr\u00f6m', '\ud55c\uae00')]
+ACCENTS = [f'{word} {i}' for i in range(12)
+           for word in ('caf\u00e9', '\u00c5ngstr\u00f6m', '\ud55c\uae00')]
 
 
 def test_two_spellings_of_a_text_are_in_one_split_and_one_of_them_where_texts_are_distinct():

@@ -84,7 +84,8 @@ def library(tmp_path, monkeypatch):
     put(tmp_path / 'lib/b.py', MODULE)
     put(tmp_path / 'lib/a.py', '""" The files are read in the order of names. """')
     put(tmp_path / 'lib/broken.py', '""" This file is not valid Python at all. """\n(')
-    put(tmp_path / 'lib/pydoc_data/topics.py', "topics = {'a': 'Of this file all strings are read.'}")
+    put(tmp_path / 'lib/pydoc_data/topics.py',
+        "topics = {'a': 'Of this file all strings are read.'}")
     for name in ('test/a.py', 'site-packages/b.py', 'test_c.py', 'd.txt'):
         put(tmp_path / 'lib' / name, '""" What is in the tests is left out. """')
     put(tmp_path / 'a_small_package/__init__.py', '')

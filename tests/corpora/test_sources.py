@@ -711,7 +711,8 @@ def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
 
 
 @pytest.mark.parametrize('knobs, words', [
-    (dict(input='builtin', hub_dataset='lm1b', import_dir='x'), 'given: hub_dataset and import_dir'),
+    (dict(input='builtin', hub_dataset='lm1b', import_dir='x'),
+     'given: hub_dataset and import_dir'),
     (dict(hub_dataset='lm1b'), 'given: input and hub_dataset'),
     (dict(input='builtin', import_dir='x', latents_from='z.npy'),
      'import_dir and latents_from each say'),

@@ -218,8 +218,8 @@ def test_a_number_of_samples_is_a_whole_number_of_at_least_one(loaded, name, n):
 
 
 @pytest.mark.parametrize('latents, words', [
-    ([], 'at least one'), (torch.zeros(0, 16), 'at least one'), ('abc', 'latents: expected a tensor'),
-    (iter([1.]), 'latents: expected a tensor'),
+    ([], 'at least one'), (torch.zeros(0, 16), 'at least one'),
+    ('abc', 'latents: expected a tensor'), (iter([1.]), 'latents: expected a tensor'),
     ([torch.zeros(16), torch.zeros(3)], 'latents: expected')])
 def test_latents_are_a_tensor_or_make_one(loaded, latents, words):
     refuses(words, loaded.write, latents=latents)
