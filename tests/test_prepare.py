@@ -13,11 +13,10 @@ import torch
 
 import prepare
 from base.writing import DATASET, Claim
-from corpora import shards, splits, tokenizers
+from corpora import shards, sources, tokenizers
 from corpora.builtin import builtin_corpus
-from corpora.fitting import train_bpe
 from corpora.shards import NAMES, Chunker, token_ids
-from corpora.tokenizers import byte_tokenizer, load_tokenizer
+from corpora.tokenizers import byte_tokenizer, load_tokenizer, train_bpe
 from data import PackedDataset, read_meta
 from encoders import load_encoder
 from launch import prepared, texts_in, texts_of
@@ -182,7 +181,7 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
 
 def test_more_shards_than_meta_json_can_hold_are_refused_before_one_is_written(tmp_path,
                                                                                monkeypatch):
-    monkeypatch.setattr(prepare, 'MOST_SHARDS', len(LINES) - 1)
+    monkeypatch.setattr(shards, 'MOST_SHARDS', len(LINES) - 1)
     knobs = dict(input=write_lines(tmp_path / 'a.txt'), tokenizer='byte', encoder='none')
     with pytest.raises(ValueError, match=f'shard_size=1 makes {len(LINES)} shards.*--shard_size='):
         prepared(**knobs, out=tmp_path / 'x', shard_size=1)
@@ -224,16 +223,18 @@ def test_a_finished_dataset_with_a_damaged_meta_stays_as_it_is(tmp_path, damage)
         assert digests(out) == before
 
 
-@pytest.mark.parametrize('moment', ['train_bpe', 'shard_key', 'latent_stats'])
-def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(tmp_path, monkeypatch, moment):
-    out, function = tmp_path / 'x', getattr(prepare, moment)
+@pytest.mark.parametrize('module, moment', [
+    (prepare, 'train_bpe'), (shards, 'shard_key'), (shards, 'latent_stats')])
+def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(tmp_path, monkeypatch, module,
+                                                                     moment):
+    out, function = tmp_path / 'x', getattr(module, moment)
 
     def replaced(*args):
         result = function(*args)
         shutil.rmtree(out)
         Claim(out, DATASET, NAMES)
         return result
-    monkeypatch.setattr(prepare, moment, replaced)
+    monkeypatch.setattr(module, moment, replaced)
     with pytest.raises(ValueError, match='x/lock was removed, moved or replaced'):
         prepared(input=write_lines(tmp_path / 'a.txt'), out=out)
     assert os.listdir(out) == ['lock']
@@ -298,12 +299,12 @@ def test_a_failed_command_leaves_no_empty_folder_but_one_that_was_there(tmp_path
     elif what == 'a latent':                                 # found when the first shard is written
         np.save(tmp_path / 'z.npy', np.zeros((150, 6), np.float32))
         knobs['latents_from'] = tmp_path / 'z.npy'
-        monkeypatch.setattr(prepare, 'given_latents', lambda docs: {}['no latent'])
+        monkeypatch.setattr(shards, 'given_latents', lambda docs: {}['no latent'])
         expected = KeyError
     else:
         def interrupt(*args):
             raise KeyboardInterrupt
-        monkeypatch.setattr(prepare, 'make_plan', interrupt)
+        monkeypatch.setattr(prepare, 'survey', interrupt)
         expected = KeyboardInterrupt
     before = {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')}
     with pytest.raises(expected):
@@ -369,7 +370,7 @@ def test_two_spellings_of_a_text_are_in_one_split_and_one_of_them_where_texts_ar
 
 
 def test_what_is_known_of_val_input_is_counted_over_all_of_the_input(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(splits, 'FIT_DOCUMENTS', 5)        # of which the sample is
+    monkeypatch.setattr(sources, 'FIT_DOCUMENTS', 5)       # of which the sample is
     write_lines(tmp_path / 'a.txt', [*LINES, *ACCENTS])
     known = [*LINES[:20], *(normalize('NFD', text) for text in ACCENTS)]
     write_lines(tmp_path / 'b.txt', [*known, *(f'new {text}' for text in LINES)])

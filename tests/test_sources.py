@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from corpora import hub, images, readers, sources, splits
+from corpora import hub, images, readers, sources
 from corpora.images import image_patches
 from corpora.layouts import export
 from corpora.sources import documents
@@ -282,14 +282,14 @@ def test_a_column_of_no_texts_is_refused_by_its_type(tmp_path):
 def test_documents_that_would_not_fit_into_memory_together_stop_at_once(tmp_path, monkeypatch):
     path = write_lines(tmp_path / 'a.txt', [f'{i} ' + 'x' * (i * 617 % 2000) for i in range(40)])
     knobs = dict(encoder='none', tokenizer='byte', input=path, val_fraction=.2)
-    monkeypatch.setattr(splits, 'MOST_MEMORY', 20_000)
+    monkeypatch.setattr(sources, 'MOST_MEMORY', 20_000)
     with pytest.raises(ValueError, match='documents of one shard take .*--shard_size=10'):
         prepared(out=tmp_path / 'a', **knobs)
     prepared(out=tmp_path / 'b', **knobs | dict(shard_size=9))
 
     # nor does the sample that is fitted on; it is the same in any order
     def sample(**more):
-        _, _, _, found, _ = splits.read_once(source_of(shard_size=9, **more), 0)
+        _, _, found, _ = sources.read_once(source_of(shard_size=9, **more), 0)
         return sorted(found)
     found = sample(input=path)
     assert 5 < len(found) < 30
@@ -683,12 +683,27 @@ def test_latents_in_any_order_of_bytes_are_the_same(tmp_path, form):
 
 
 def test_a_text_is_hashed_once_in_a_reading_also_where_copies_are_left_out(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / 'a.txt', [f'line {i // 2}' for i in range(40)])
+    lines = [f'line {i // 2}' for i in range(40)]
+    path = write_lines(tmp_path / 'a.txt', lines)
     hashed = []
     text_hash = sources.text_hash
     monkeypatch.setattr(sources, 'text_hash', lambda text: hashed.append(text) or text_hash(text))
-    splits.read_once(source_of(input=path, encoder='none', tokenizer='byte', distinct=True), 0)
-    assert sorted(hashed) == sorted({f'line {i}' for i in range(20)})
+    sources.read_once(source_of(input=path, encoder='none', tokenizer='byte', distinct=True), 0)
+    assert hashed == lines
+
+
+def test_where_no_document_is_short_enough_for_its_latent_the_error_says_so(tmp_path):
+    path, z = own_latents(tmp_path)
+    np.save(tmp_path / 'z.npy', z)
+    with pytest.raises(ValueError, match='none of .* documents is left, .* max_tokens=8 tokens'):
+        prepared(input=path, latents_from=tmp_path / 'z.npy', encoder='none', tokenizer='byte',
+                 max_tokens=8, out=tmp_path / 'out')
+
+
+def test_files_that_are_passed_over_are_counted_in_the_order_of_their_names():
+    """ They come as a set, whose order changes from one process to the next. """
+    names = [f'{letter}.{letter}' for letter in 'abcdefghijklmnopqrstuvwxyz']
+    assert list(readers.count_endings(set(names))) == [f'passed over .{n[0]}' for n in names]
 
 
 def test_latents_of_zeros_are_counted_and_many_stop(tmp_path, capsys):
