@@ -292,10 +292,12 @@ def make_plan(knobs, folder, source, val, record, tok):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa, alone in
     the folder. tok: the tokenizer, where none is to be fitted. """
     with Claim(folder, DATASET, NAMES) as claim:
-        finished = check_earlier(folder, record)
         if knobs.encoder == 'none' and not (has_latents(source) or knobs.same_as):
             print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one '
                   'on the text', flush=True)
+        finished = check_earlier(folder, record)
+
+        # the first reading
         print('reading the documents', flush=True)
         plan, texts = survey(source, val)
 
