@@ -15,6 +15,7 @@ Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D laten
 """
 import glob
 import hashlib
+import math
 import os
 import re
 import sys
@@ -95,7 +96,8 @@ def check_texts(texts):
 def far_off(raw, usual=None):
     """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as the median of those
     that are not zeros. """
-    length = np.nan_to_num(np.linalg.norm(raw.reshape(len(raw), -1), axis=1), nan=0.0)
+    flat = raw.reshape(len(raw), math.prod(raw.shape[1:]))              # n may be 0
+    length = np.nan_to_num(np.linalg.norm(flat, axis=1), nan=0.0)
     if usual is None:
         usual = np.median(length[length > 0]) if length.any() else np.inf
     return length > FAR * usual
@@ -111,7 +113,10 @@ def pool(h, m, pooling):
 
 
 class Encoder:
-    """ Called on a list of texts: (n, 1, D) float32. truncated: how many were too long. """
+    """ A network of transformers, its tokenizer, and what is done with its hidden states.
+
+    Called on a list of texts: (n, 1, D) float32 on the CPU. record: its entry in meta.json.
+    truncated: how many texts were too long, since somebody set it to 0. """
 
     def __init__(self, model, tokenizer, record, device, batch_size, head):
         self.model = model.eval().to(device)
@@ -134,6 +139,9 @@ class Encoder:
         if len(texts) == 0:
             return torch.empty(0, 1, self.record['dimension'])
         check_texts(texts)
+
+        # the ids of all texts. Those that are too long are cut by the tokenizer itself, since it
+        # knows which marks stand at the end of a text; they are counted
         record = self.record
         most = record['max_length']
         prefixed = [record['prefix'] + text for text in texts]
@@ -151,10 +159,14 @@ class Encoder:
             batch = {'input_ids': [ids[row] for row in rows]}
             batch = self.tokenizer.pad(batch, return_tensors='pt').to(self.device)
             mask = batch['attention_mask']                                         # (b, l)
+
+            # pooled in float32, also where the network computes in bfloat16
             h = self.model(input_ids=batch['input_ids'], attention_mask=mask).last_hidden_state
             z = pool(h.float(), mask, record['pooling'])                           # (b, model's D)
             for weight, bias, activation in self.head:
                 z = activation(F.linear(z, weight, bias))
+
+            # a Matryoshka cut comes first: what is left must have length 1
             z = z[:, :record['dimension']]                                         # (b, D)
             if record['normalize']:
                 z = F.normalize(z, dim=-1)
@@ -164,6 +176,7 @@ class Encoder:
 
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
+        # its prefix and its marks count, too
         most = self.record['max_length']
         ids = self.ids_of(self.record['prefix'] + text)
         if len(ids) > most:
@@ -213,6 +226,7 @@ def fetch(hub_id, revision, kind='encoder'):
 
 def folder_hash(folder):
     """ A digest of all files that decide an embedding: weights, configuration and tokenizer. """
+    # each with its path, in one order on all machines
     digest = hashlib.sha256()
     for path in sorted(os.path.relpath(path, folder) for path in walk(folder)):
         if path.endswith(FILES):
@@ -232,6 +246,7 @@ def check_files(folder):
 
 def load_model(folder, dtype):
     """ The text encoder in `folder`. ValueError unless each of its weights comes from the file. """
+    # what the library says of missing weights is a warning; here it is an error, below
     import transformers
     # SONAR: AutoModel would build an encoder of random weights
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
@@ -241,11 +256,14 @@ def load_model(folder, dtype):
     layers = getattr(config, 'num_hidden_layers', 0)
     if layers > MOST_LAYERS:                       # to build them would take hours
         raise ValueError(f'config.json has {layers:,} layers, at most {MOST_LAYERS} expected')
+
+    # of a model with two halves only the encoder is built
     encoder_only = dict(t5=transformers.T5EncoderModel, m2m_100=M2M100Encoder)
     cls = encoder_only.get(config.model_type, transformers.AutoModel)
     model, info = cls.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True,
                                       trust_remote_code=False, output_loading_info=True)
 
+    # a weight that is missing would be random, and one too many belongs to another network
     for what in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
         names = sorted(str(name) for name in info[what] if not UNUSED.search(str(name)))
         if names:
@@ -256,12 +274,15 @@ def load_model(folder, dtype):
 
 def read_modules(folder):
     """ [(kind, its folder)] of the modules.json of sentence-transformers; [] without one. """
+    # a type is the path of a class, whose last part says what it does
     path = os.path.join(folder, 'modules.json')
     modules = read_json(path, list) if os.path.isfile(path) else []
     modules = [(module['type'].rpartition('.')[2], module['path']) for module in modules]
     for _, path in modules:
         if re.search(r'^/|\.\.', path):
             raise ValueError(f'modules.json: {path} lies outside of the folder')
+
+    # another module, or another order of them, would be another embedding
     kinds = ' '.join(kind for kind, _ in modules)
     known = '(Transformer Pooling( Dense)*|StaticEmbedding)( Normalize)?'
     if kinds and not re.fullmatch(known, kinds):
@@ -293,6 +314,8 @@ def find_folder(where, revision):
         raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
                          f'where it lies now, --encoder=FOLDER (its digest is {revision})')
     check_files(where)
+
+    # its revision: a commit of the hub, where we know that, else a digest of its files
     if not os.path.isdir(where):
         where, found = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub
@@ -308,8 +331,10 @@ def find_folder(where, revision):
 
 
 def load_encoder(record, folder=None, device='cpu', batch_size=64):
-    """ The Encoder of a dataset's record. folder: where its model lies now (lsa: the dataset folder
-    with encoder.npz). Raises ValueError. """
+    """ The Encoder of a dataset's record: it embeds another text exactly as that dataset's were.
+    ValueError where the model is not there, or is another one by now.
+
+    folder: where its model lies now (lsa: the dataset folder with encoder.npz). """
     if record['id'] == 'lsa':
         return load_lsa(folder, record)
     if record['id'] == 'morgan':
@@ -326,7 +351,8 @@ def open_encoder(where, record, device, batch_size):
     if 'StaticEmbedding' in modules:
         return StaticEncoder(os.path.join(where, modules['StaticEmbedding']), record, batch_size)
 
-    # padding on the right suits every pooling, and absolute positions
+    # the network, and what stands behind its pooling. Padding on the right suits every pooling, and
+    # absolute positions
     from transformers import AutoTokenizer
     model = load_model(where, record['dtype'])
     head = load_head(where, device)
@@ -385,14 +411,19 @@ def folder_settings(folder, prefix):
 
 
 def find_encoder(name, device='cpu', batch_size=64, **chosen):
-    """ An Encoder from a name in TABLE, a hub id or a folder. chosen: of its record; None: its own.
-    A smaller `dimension` is a Matryoshka cut, made before the normalisation. """
+    """ An Encoder from a name in TABLE, a hub id or a folder. ValueError where there is none, or
+    where it needs something that is not known here.
+
+    chosen: entries of its record, such as pooling='mean'; None: its own. A smaller `dimension` is a
+    Matryoshka cut, made before the normalisation. """
     rows = TABLE | {row['id']: row for row in TABLE.values()}
     row = rows.get(name, dict(id=name))
     if name == 'morgan':
         if any(value is not None for value in chosen.values()):
             raise ValueError('encoder=morgan has no settings: leave out pooling, encoder_dims, ...')
         return load_encoder(row)
+
+    # the model. A folder may be a copy of one in TABLE: then it has that row's settings
     where, revision = find_folder(row['id'], row.get('revision'))
     copies = {row['revision']: row for row in TABLE.values() if 'revision' in row}
     row = copies.get(revision, {}) | row

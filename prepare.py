@@ -8,7 +8,7 @@ Corpora -> packed dataset: read, split, tokenize, chunk, embed, write.
     python prepare.py --export_dir=OLD --out=data/captions   # a file per text: the earlier layout
 
 Documents. A document is a line, a paragraph, a file, a record or a sequence (corpora/sources.py).
-Its hash decides whether it is train or val (corpora/splits.py). One of more than max_tokens becomes
+Its hash decides whether it is train or val. One of more than max_tokens becomes
 several samples; where latents are given, or of molecules, it is dropped. The encoder embeds exactly
 the text that the tokens decode to. What is read is written, or is a counted drop.
 
@@ -26,9 +26,7 @@ if __name__ == '__main__':
 
 import itertools
 import re
-import time
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,21 +34,20 @@ import numpy as np
 import torch
 
 from base import distributed
-from base.console import stop_on_error, warn
-from base.distributed import all_gather_object, on_rank0, rank, world
+from base.console import stop_on_error
+from base.distributed import on_rank0, rank, world
 from base.files import read_sealed
 from base.machine import pick_device, pick_dtype
-from base.writing import DATASET, Claim, sealed
+from base.writing import DATASET, Claim
 from configurator import configure, on_command_line
-from corpora.fitting import fit_lsa, train_bpe
-from corpora.latents import COLUMN, check_given, check_stats, given_latents
-from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
-                            shard_key, token_dtype, write_files, write_shard, written_before)
-from corpora.sources import documents, has_latents, is_fasta, names_of, paths_in
-from corpora.splits import own_shards, survey
-from corpora.tokenizers import bpe_tokenizer, load_tokenizer
-from data import FORMAT, LatentStats, check_file, dataset_folder, read_meta
+from corpora.latents import COLUMN, earlier_index
+from corpora.layouts import export, inspected
+from corpora.lsa import fit_lsa, load_lsa
+from corpora.shards import (NAMES, finish, fitting_max_tokens, given_latents, write_files,
+                            write_shards)
+from corpora.sources import documents, has_latents, is_fasta, names_of, paths_in, survey
+from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
+from data import FORMAT, check_file, dataset_folder, read_meta
 from encoders import find_encoder, load_encoder
 
 # ---- what is read, details in corpora/sources.py
@@ -114,9 +111,6 @@ export_dir = ''             # write the dataset `out` there in the earlier layou
 
 OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_ngrams',
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
-MAX_NONFINITE = 1e-3         # share of the samples, here and below
-MAX_ZERO = .1
-MOST_SHARDS = 10_000         # meta.json says about 1 kB of each, and is read whole (MOST_JSON)
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 
 # -----------------------------------------------------------------------------
@@ -229,7 +223,8 @@ def folder_of(knobs):
         folder = os.path.join('data', name)
 
     # one more tokenizer.json, and it would be another encoder
-    own, encoder = Path(os.path.realpath(folder)), Path(os.path.realpath(knobs.encoder))
+    own = Path(os.path.realpath(folder))
+    encoder = Path(os.path.realpath(knobs.encoder))
     refuse([(encoder.is_dir() and own.is_relative_to(encoder),
              f'{folder} lies in the folder of the encoder {knobs.encoder}, which would become '
              'another one: choose another --out=')])
@@ -240,6 +235,8 @@ def make_record(knobs, val):
     """ The knobs that decide what is in the dataset. No path of this machine is in it. """
     left_out = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: value for knob, value in vars(knobs).items() if knob not in left_out}
+
+    # of a path its last part
     for knob in ('same_as', 'latents_from'):
         if record[knob].startswith(COLUMN):
             continue
@@ -275,54 +272,68 @@ def check_earlier(folder, record):
     except ValueError as error:
         raise ValueError(f'{error}: the dataset was finished, and is damaged; delete {folder}, or '
                          'choose another --out=') from None
-    earlier = {'format': meta.get('format'), **meta.get('source', {})}
+
     # the first knob that differs is named
+    earlier = {'format': meta.get('format'), **meta.get('source', {})}
     for knob, value in {'format': FORMAT, **record}.items():
         found = earlier.get(knob)
         if found != value:
             raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; '
                              'choose another --out= or delete that folder')
+
+    # its files by their digests, its shards by their keys
     finished = {name: entry['sha256'] for name, entry in meta['files'].items()}
     for split in meta['splits'].values():
         finished |= {shard['name']: shard['key'] for shard in split['shards']}
     return finished
 
 
-def make_plan(knobs, claim, source, val, record, tok):
-    """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
-    tokenizer, where none is to be fitted. """
-    folder = claim.folder
-    finished = check_earlier(folder, record)
-    print('reading the documents', flush=True)
-    plan, texts = survey(source, val, knobs.val_fraction)
+def make_plan(knobs, folder, source, val, record, tok):
+    """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa, alone in
+    the folder. tok: the tokenizer, where none is to be fitted. """
+    with Claim(folder, DATASET, NAMES) as claim:
+        if knobs.encoder == 'none' and not (has_latents(source) or knobs.same_as):
+            print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one '
+                  'on the text', flush=True)
+        finished = check_earlier(folder, record)
 
-    # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files
-    content = {}
-    if knobs.same_as:
-        listed = read_meta(knobs.same_as)['files']
-        for name in ('encoder.npz', 'latent_stats.npz', 'tokenizer.json'):
-            if name in listed:
-                content[name] = Path(check_file(knobs.same_as, name, listed)).read_bytes()
-    elif knobs.tokenizer == 'bpe':
-        print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
-        content['tokenizer.json'] = train_bpe(texts, knobs.vocab_size).encode()
-    if knobs.encoder == 'lsa':
-        print(f'fitting lsa on {len(texts):,} documents', flush=True)
-        lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
-        content['encoder.npz'] = as_bytes(np.savez, **lsa.arrays())
-        plan.lsa = lsa.record
-    plan.finished = finished
-    plan.files = write_files(claim, content, finished)
+        # the first reading
+        print('reading the documents', flush=True)
+        plan, texts = survey(source, val)
 
-    # the length of a sample
-    plan.max_tokens = knobs.max_tokens
-    if not knobs.max_tokens:
-        if has_latents(source):
-            sources = [source, val] if val else [source]
-            texts = (doc.text for one in sources for doc in documents(one, Counter()))
-        tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
-        plan.max_tokens = fitting_max_tokens(tok, texts, has_latents(source))
-    return plan
+        # tokenizer and encoder: of another dataset, or fitted once. The ranks read their files
+        content = {}
+        if knobs.same_as:
+            listed = read_meta(knobs.same_as)['files']
+            for name in ('encoder.npz', 'latent_stats.npz', 'tokenizer.json'):
+                if name in listed:
+                    path = check_file(knobs.same_as, name, listed)
+                    content[name] = Path(path).read_bytes()
+        elif knobs.tokenizer == 'bpe':
+            print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
+            content['tokenizer.json'] = train_bpe(texts, knobs.vocab_size).encode()
+        if knobs.encoder == 'lsa':
+            print(f'fitting lsa on {len(texts):,} documents', flush=True)
+            lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
+            content['encoder.npz'] = lsa.arrays()
+            plan.lsa = lsa.record
+        plan.finished = finished
+        plan.files = write_files(claim, content, finished)
+
+        # the length of a sample. Where latents are given, all texts must fit, so all are read
+        plan.max_tokens = knobs.max_tokens
+        if not knobs.max_tokens:
+            if has_latents(source):
+                sources = [source, val] if val else [source]
+                texts = (doc.text for one in sources for doc in documents(one, Counter()))
+            tok = tok or fitted_tokenizer(folder)
+            plan.max_tokens = fitting_max_tokens(tok, texts, has_latents(source))
+        return plan
+
+
+def fitted_tokenizer(folder):
+    """ The tokenizer that make_plan has fitted, or taken from another dataset. """
+    return bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
 
 # -----------------------------------------------------------------------------
 # Encoder
@@ -350,173 +361,62 @@ def make_encoder(knobs):
         normalize=knobs.normalize, prefix=knobs.prefix, dimension=knobs.encoder_dims or None,
         dtype=dtype, language=knobs.language)
 
-# -----------------------------------------------------------------------------
-# Write
 
-def write_shards(knobs, claim, plan, shards, settings, tok, encode):
-    """ Writes this rank's shards, and keeps the whole ones of an earlier run. settings: what
-    decides a shard's bytes besides its documents. Returns {split: its entry for meta.json}, of all
-    ranks. """
-    folder = claim.folder
-    entries = []
-    n_shards = {}
-    n_left = 0                                               # of this rank
-    for split, n in plan.totals.items():
-        n_shards[split] = -(-n // knobs.shard_size)
-        n_left += len(range(rank(), n_shards[split], world()))
-        # does a finished dataset have more shards than that? Then one of them would vanish
-        check_same(folder, f'{split}-{n_shards[split]:05d}', None, plan.finished)
-    n_all = sum(n_shards.values())
-    if n_all > MOST_SHARDS:
-        raise ValueError(f'shard_size={knobs.shard_size:,} makes {n_all:,} shards, at most '
-                         f'{MOST_SHARDS:,} expected: choose a larger --shard_size=')
-    for split, i, docs in shards:
-        began = time.monotonic()
-        given = given_latents(docs)
-        name = f'{split}-{i:05d}'
-        key = shard_key(docs, given, settings)
-        n_left -= 1
+def check_given(stream, encoder, name):
+    """ ValueError unless the latents of the documents are those of the encoder `name`: over a few
+    texts, both centred on their mean, the mean cosine is at least .95. """
+    docs = itertools.islice(stream, 32)
+    docs = [doc for doc in docs if np.isfinite(doc.latent()).all()]
+    if len(docs) < 3:
+        return
+    hint = 'name their encoder, with its --prefix and --pooling, or --encoder=none'
 
-        # the note of an earlier run counts only with the same key
-        check_same(folder, name, key, plan.finished)
-        entry = written_before(folder, name, key)
-        progress = 'there already'
-        if not entry:
-            entry = write_shard(claim, name, key, docs, given, tok, encode, plan.max_tokens)
-            seconds = time.monotonic() - began
-            eta = timedelta(seconds=int(n_left * seconds))
-            progress = f'{len(docs) / seconds:,.0f} documents/s | ETA {eta}'
-        entries.append(entry)
-        print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, '
-              f'{entry["samples"]:,} samples, {entry["tokens"]:,} tokens | {progress}', flush=True)
-        check_latents(entries, at_least=knobs.shard_size)
+    # of one shape
+    own = encoder([doc.text for doc in docs])[:, 0]                       # (n, D)
+    given = torch.from_numpy(given_latents(docs)).float()                # (n, N, D)
+    if given.shape[1:] != (1, own.shape[1]):
+        raise ValueError(f'the latents given are {tuple(given.shape[1:])}, encoder {name} makes '
+                         f'(1, {own.shape[1]}): {hint}')
 
-    # the shards of all ranks, and their sums
-    entries = list(itertools.chain(*all_gather_object(entries)))
-    entries.sort(key=lambda entry: entry['name'])
-    check_latents(entries)
-    splits = {}
-    for split in ('train', 'val'):
-        shards = [entry for entry in entries if entry['name'].startswith(f'{split}-')]
-        splits[split] = {key: sum(entry[key] for entry in shards) for key in SUMS}
-        splits[split]['shards'] = shards
-    return splits
-
-
-def check_latents(entries, at_least=0):
-    """ ValueError if too large a share of the latents cannot be stored in float16 (NaN, inf, or too
-    large), or of the given ones is zeros; a warning if a few are so. at_least: while shards are
-    still being written, the share is at least of so many. """
-    n_bad = sum(entry['nonfinite'] for entry in entries)
-    n_good = sum(entry['samples'] for entry in entries)
-    first = next((entry['flaw'] for entry in entries if entry.get('flaw')), '')
-    said = f'{n_bad} of {n_bad + n_good} latents cannot be stored'
-    if n_bad > MAX_NONFINITE * max(n_bad + n_good, at_least):
-        raise ValueError(f'{said}, more than {MAX_NONFINITE:.1%}; the first: {first}')
-    if n_bad and not at_least and rank() == 0:
-        warn(f'{said} and are dropped; the first: {first}')
-
-    n_zero = sum(entry['zero'] for entry in entries)
-    first = next((entry['first_zero'] for entry in entries if entry['first_zero']), '')
-    said = f'{n_zero} of {n_good} latents are zeros, which say nothing of their texts'
-    if n_zero > MAX_ZERO * max(n_good, at_least):
-        raise ValueError(f'{said}, more than {MAX_ZERO:.0%}; the first: {first}: mend them, or '
-                         'leave out these rows and their texts')
-    if n_zero and not at_least and rank() == 0:
-        warn(f'{said}; the first: {first}')
-
-
-def finish(claim, plan, record, splits, tok, encode):
-    """ On rank 0 alone: writes latent statistics, the bag and meta.json, and shows a summary. """
-    folder = claim.folder
-    # all latents have one shape, and both splits have samples
-    shards = [shard for split in splits.values() for shard in split['shards']]
-    shapes = {tuple(shard['latent_shape']) for shard in shards if shard['latent_shape']}
-    if len(shapes) > 1:
-        raise ValueError(f'latents of several shapes: {sorted(shapes)}')
-    for split, entry in splits.items():
-        if not entry['samples']:
-            raise ValueError(f'{split}: none of {entry["documents"]} documents is left, '
-                             f'{entry["longer_than_max_tokens"]} have more than '
-                             f'max_tokens={plan.max_tokens} tokens')
-    files = dict(plan.files)
-
-    # statistics of the latents
-    if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
-        stats = latent_stats(folder, splits['train']['shards'])
-        # a fingerprint gets one scale for all its bits. With a scale of its own a rare bit would
-        # weigh more than the others, and so would an error in it
-        if encode and encode.record['id'] == 'morgan':
-            live = stats['std'] > 0
-            stats['std'][live] = np.sqrt(np.mean(stats['std'][live] ** 2))
-        check_stats(LatentStats(**stats))
-        files |= write_files(claim, {'latent_stats.npz': as_bytes(np.savez, **stats)})
-
-    meta = dict(
-        format=FORMAT,
-        tokenizer=tok.record,
-        encoder=encode and encode.record,
-        latent_shape=list(*shapes) or None,
-        token_dtype=token_dtype(tok),
-        max_tokens=plan.max_tokens,
-        splits=splits,
-        files=files,
-        source=record,
-        counts=plan.counts,
-    )
-
-    # a linear model from the tokens to the latent, where that is one vector
-    if shapes and meta['latent_shape'][0] == 1:
-        from corpora.bag import fit_bag
-        bag = fit_bag(folder, meta, tok, encode).numpy()
-        files |= write_files(claim, {'bag.npy': as_bytes(np.save, bag)})
-    write_files(claim, {'meta.json': sealed(meta).encode()})
-    summary(folder)
+    # of one direction, once the mean is taken off: raw embeddings all look alike
+    given = given[:, 0]
+    given = given - given.mean(0)
+    own = own - own.mean(0)
+    cosine = torch.nn.functional.cosine_similarity(own, given).mean()
+    if not cosine >= .95:
+        raise ValueError(f'the latents given are not those of encoder {name}: over {len(docs)} '
+                         f'texts their mean centred cosine with its own is {cosine:.3f}; {hint}')
 
 # -----------------------------------------------------------------------------
 # The whole
 
 def prepare(knobs):
+    """ Makes the dataset. Every process calls it. ValueError or OSError where that fails. """
+    # what is read, where it goes, and what the dataset will say of itself
     source, val = sources_of(knobs)
     folder = folder_of(knobs)
-    if rank() == 0 and knobs.encoder == 'none' and not (has_latents(source) or knobs.same_as):
-        print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one on '
-              'the text', flush=True)
     record = make_record(knobs, val)
-    torch.set_num_threads(knobs.threads)
+
     # what can fail here fails before the corpus is read
+    torch.set_num_threads(knobs.threads)
     tok = None
     if knobs.same_as or knobs.tokenizer != 'bpe':
         tok = load_tokenizer(knobs.same_as or knobs.tokenizer)
     encode = make_encoder(knobs)
 
-    # rank 0 reads and fits, alone in the folder
-    def plan_alone():
-        with Claim(folder, DATASET, NAMES) as claim:
-            return make_plan(knobs, claim, source, val, record, tok)
-    plan = on_rank_0(plan_alone)
+    # rank 0 reads all documents and fits, alone in the folder
+    plan = on_rank_0(make_plan, knobs, folder, source, val, record, tok)
 
-    # while a process of this run lives, no other run gets the folder for itself
+    # then all ranks write. While a process of this run lives, no other run gets the folder for
+    # itself
     with Claim(folder, DATASET, NAMES, shared=True) as claim:
-        tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
+        tok = tok or fitted_tokenizer(folder)
         if plan.lsa:
-            encode = load_encoder(plan.lsa, folder=folder)
+            encode = load_lsa(folder, plan.lsa)
         if encode and has_latents(source):
             check_given(documents(source, Counter()), encode, knobs.encoder)
-
-        # all ranks write. A shard's key is a digest of its documents and of these settings
-        settings = dict(
-            counted=SUMS,                                    # another version counts other things
-            files=plan.files,
-            tokenizer=tok.record,
-            encoder=encode and encode.record,
-            max_tokens=plan.max_tokens,
-            threads=knobs.threads,
-            embed_batch_size=knobs.embed_batch_size,
-        )
-        shards = own_shards(plan, knobs.shard_size, source, val)
-        splits = write_shards(knobs, claim, plan, shards, settings, tok, encode)
-        on_rank_0(finish, claim, plan, record, splits, tok, encode)
+        entries = write_shards(claim, plan, source, val, tok, encode)
+        on_rank_0(finish, claim, plan, record, entries, tok, encode)
 
 
 def main():
@@ -525,8 +425,7 @@ def main():
         return
     with stop_on_error():
         if knobs.inspect:
-            verify(knobs.inspect)
-            summary(knobs.inspect)
+            inspected(knobs.inspect)
         elif knobs.export_dir:
             export(os.path.normpath(knobs.out), knobs.export_dir)
         else:

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from base.writing import DATASET, Claim, sealed
+from base.writing import DATASET, Claim
 from corpora.readers import Document
-from corpora.shards import NAMES, as_bytes, token_dtype, write_files, write_shard
+from corpora.shards import NAMES, token_dtype, write_files, write_shard
 from corpora.tokenizers import bytes_of_characters
 from data import FORMAT
 
@@ -50,8 +50,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         shard = write_shard(claim, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
                             None, L - 1)
         splits[split] = dict(shards=[shard], samples=size, tokens=shard['tokens'])
-    stats = as_bytes(np.savez, mean=np.zeros(D, np.float32),
-                     std=np.ones(D, np.float32))
+    stats = dict(mean=np.zeros(D, np.float32), std=np.ones(D, np.float32))
     files = {'tokenizer.json': make_tokenizer(V), 'latent_stats.npz': stats}
 
     # meta.json last: where it is, the dataset is complete
@@ -66,5 +65,5 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         splits=splits,
         files=write_files(claim, files),
     )
-    write_files(claim, {'meta.json': sealed(meta).encode()})
+    write_files(claim, {'meta.json': meta})
     return folder

@@ -1,7 +1,7 @@
 """
 The bag: a linear model from the tokens of a text to its latent, in closed form.
 
-    values = fit_bag(folder, meta, tokenizer, encoder)       # (V, D); prepare.py writes bag.npy
+    values = fit_bag(train, tokenizer, encoder)              # (V, D); prepare.py writes bag.npy
 
 A training begins with it (runs/resume.py), so the network learns only what words alone do not say.
 In standardised latents, for a text of l tokens:
@@ -20,36 +20,41 @@ are a linear map of these embeddings, and what the texts add to it (ridge regres
 
 Letters: n texts, V token ids, D latent dimensions, T tokens of all texts, X (n, V) the numbers of
 each token in each text, divided by sqrt(l), Z (n, D) latents.
+
+The control `ridge` of tasks/t2l.py is the same model without an encoder.
 """
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from base.console import progress_bar
-from data import PackedDataset, load_stats
 
 MOST_NUMBERS = 10 ** 8         # of latents that it is fitted on, 400 MB: texts of train, evenly
-                               # spaced; so is the control `ridge` of tasks/t2l.py
+                               # spaced
+ROWS = 4096                    # that are read at a time
 STEPS = 30                     # of conjugate gradients, at most
 TOLERANCE = 1e-2               # they end where what is left is so small a part
 
 
-def fit_bag(folder, meta, tokenizer, encoder=None):
-    """ Values (V, D) float16 of the tokens. encoder: of the latents; None, where nobody has it:
-    then E M is 0. meta: what meta.json will hold. """
-    tokens, offsets, Z = read_texts(folder, meta)
-    X = Counts(tokens, offsets, tokenizer.vocab_size)
+def fit_bag(data, tokenizer, encoder=None):
+    """ Values (V, D) float16 of the tokens. data: the training split, a PackedDataset. encoder: of
+    its latents; None, where nobody has it: then E M is 0. """
+    texts, Z = read_texts(data)
+    X = Counts(texts, tokenizer.vocab_size)
 
     # what the encoder says of each token that occurs; the others stay at 0, the mean of all texts
     values = torch.zeros(tokenizer.vocab_size, Z.shape[1])
     if encoder is not None:
-        occurring = tokens.unique()
+        occurring = X.tokens.unique()
         strings = [tokenizer.decode([i]) for i in occurring.tolist()]
         strings = [string.strip() or '.' for string in strings]
         with progress_bar(total=len(strings), desc='embedding tokens') as bar:
             raw = encoder(strings, progress=bar.update)                  # (u, 1, D)
-        of_tokens = load_stats(folder, meta).standardise(raw[:, 0])
-        values[occurring] = of_tokens.nan_to_num(0, 0, 0)
+        values[occurring] = data.standardise(raw[:, 0]).nan_to_num(0, 0, 0)
+
+        # M, and what it leaves to the texts
         XE = X.times(values)                                             # (n, D)
         identity = torch.eye(XE.shape[1])
         M = torch.linalg.solve(XE.T @ XE + identity, XE.T @ Z)           # (D, D)
@@ -62,25 +67,37 @@ def fit_bag(folder, meta, tokenizer, encoder=None):
     return values.clamp(-most, most).half()
 
 
-def read_texts(folder, meta):
-    """ Of the training texts, or an even share of them: tokens (T,) int64, one text after the
-    other, offsets (n + 1,), and standardised latents (n, D) float32. """
-    data = PackedDataset(folder, 'train', meta=meta)
-    rows = np.arange(0, len(data), -(-len(data) // (MOST_NUMBERS // data.latent_shape[1])))
-    texts = [data.ids(i) for i in rows]
-    tokens = torch.from_numpy(np.concatenate(texts).astype(np.int64))
-    offsets = torch.from_numpy(np.cumsum([0, *map(len, texts)]))
-    return tokens, offsets, data.standardise(data.raw_latents(rows)[:, 0])
+def read_texts(data):
+    """ The texts of a split, or an even share of them: a list of their tokens (l,) int64, and their
+    standardised latents (n, N D) float32. They are read as rows, which are padded, so not all of
+    them at once. """
+    most = MOST_NUMBERS // math.prod(data.latent_shape)
+    chosen = np.arange(0, len(data), -(-len(data) // most))
+    texts = []
+    latents = []
+    for i in range(0, len(chosen), ROWS):
+        tokens, z = data.rows(chosen[i:i + ROWS])
+        texts += without_ends(tokens, data)
+        latents.append(z.flatten(1))
+    return texts, torch.cat(latents)
+
+
+def without_ends(tokens, ids):
+    """ The texts of tokens (n, L): a list of (l,), without EOS and PAD, as `ids` has them. """
+    is_text = (tokens != ids.eos) & (tokens != ids.pad)
+    return list(tokens[is_text].split(is_text.sum(1).tolist()))
 
 
 class Counts:
     """ The sparse matrix X (n, V), as bags of tokens for each text and of texts for each token. """
 
-    def __init__(self, tokens, offsets, n_ids):
+    def __init__(self, texts, n_ids):
+        """ texts: a list of (l,), their tokens without EOS and PAD. n_ids: V. """
+        lengths = torch.tensor([len(text) for text in texts])
+        self.tokens = tokens = torch.cat(texts)                          # (T,)
+        self.offsets = F.pad(lengths.cumsum(0), (1, 0))                  # (n + 1,)
+
         # of each of the T tokens: its weight, and its text
-        lengths = offsets.diff()
-        self.tokens = tokens
-        self.offsets = offsets
         text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         self.weight = lengths[text].float() ** -0.5
 
@@ -115,7 +132,7 @@ class Counts:
         scaled = left / diagonal
         direction = scaled
         product = (left * scaled).sum(0)                                 # (D,)
-        for _ in progress_bar(range(STEPS), desc='ridge regression'):
+        for _ in range(STEPS):
             ahead = self.transposed_times(self.times(direction)) + penalty * direction
             # a dead dimension has 0 / 0
             step = product / (direction * ahead).sum(0).clamp(min=1e-30)

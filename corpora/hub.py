@@ -25,12 +25,15 @@ def read_hub(source):
     except ImportError:
         raise ValueError(f'hub_dataset={name}: pip install datasets') from None
 
-    # a folder needs no hub
+    # a folder needs no hub. Else we ask once whether the hub is there, so that a missing network is
+    # one line of an error, and not minutes of retries
     row = HUB.get(name, dict(path=name))
     trouble = '' if os.path.isdir(row['path']) else reach_hub()
     try:
         records = load_dataset(row['path'], row.get('name'), split=source.split, streaming=True,
                                revision=source.hub_revision or None)
+
+        # the hub may fail at any record: then what was read so far is no dataset
         for record in records:
             yield text_of(record, source.field, 'a record')
     except Exception as error:        # a dozen kinds, and each means: not there, or no longer there

@@ -1,7 +1,8 @@
 """
 LSA, an encoder for machines without any model: TF-IDF weights, projected by a truncated SVD.
 
-    lsa = load_lsa('data/quickstart', record)              # its encoder.npz, by corpora/fitting.py
+    lsa = fit_lsa(texts, dims=128)                         # prepare.py writes encoder.npz
+    lsa = load_lsa('data/quickstart', record)
     latents = lsa(['A dog runs on the beach.'])            # (n, 1, D) float32
 
     weight[term] = (1 + log count[term]) * idf[term]       of a text, then divided by its L2 norm
@@ -25,6 +26,8 @@ import torch.nn.functional as F
 from base.files import read_arrays
 from corpora.words import words
 
+# the idf of a term of two or more words is multiplied by it; 1, as for a word, was worse (LOG.md)
+NGRAM_WEIGHT = .5
 NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
 
 
@@ -45,6 +48,7 @@ def tfidf(texts, row, idf, ngrams):
     weight   of each term; the weights of one text have unit L2 norm
     offsets  where each text begins, and the end of the last one
     """
+    # how often each known term occurs in each text
     index, counts, offsets = [], [], [0]
     for text in texts:
         count_of_row = Counter(row[term] for term in split_terms(text, ngrams) if term in row)
@@ -53,6 +57,8 @@ def tfidf(texts, row, idf, ngrams):
         offsets.append(len(index))
     index = torch.tensor(index, dtype=torch.long)
     offsets = torch.tensor(offsets)
+
+    # its weight, before the norm
     weight = (1 + torch.tensor(counts, dtype=torch.float32).log()) * idf[index]
 
     # divided by the norm of the text that each belongs to
@@ -62,7 +68,10 @@ def tfidf(texts, row, idf, ngrams):
 
 
 class LSA:
-    """ Called on a list of texts: (n, 1, D) float32. A text without a known term gives zeros. """
+    """ The encoder: terms, their idf and their projection.
+
+    Called on a list of texts: (n, 1, D) float32. A text without a known term gives zeros. The
+    dtype is always float32, and there is nothing to batch: all texts are one sparse product. """
 
     def __init__(self, terms, idf, projection, record):
         self.terms = terms
@@ -82,6 +91,7 @@ class LSA:
 
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
+        # by its words alone: a pair of known words that is new is no loss worth a remark
         found = words(text)
         unknown = [word for word in found if word not in self.row]
         if len(unknown) == len(found):
@@ -113,3 +123,52 @@ def load_lsa(folder, record):
     terms = arrays['words'].tobytes().decode().split('\n')
     return LSA(terms, torch.from_numpy(arrays['idf']), torch.from_numpy(arrays['projection']),
                record)
+
+
+def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
+    """ An LSA of `dims` dimensions, fitted on a list of texts. ValueError where there are fewer
+    texts or repeated words than dimensions.
+
+    The same texts, dims, seed and threads give the same bits. At most max_terms words are known,
+    and as many terms of two or more words. """
+    # terms of at least two texts, those of most texts first
+    df = Counter()
+    for text in texts:
+        df.update(set(split_terms(text, ngrams)))
+    repeated = sorted((term for term in df if df[term] > 1), key=lambda term: (-df[term], term))
+    single = [term for term in repeated if ' ' not in term][:max_terms]
+    longer = [term for term in repeated if ' ' in term][:max_terms]
+    terms = single + longer
+    if dims > min(len(texts), len(terms)):
+        raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(terms)} '
+                         'repeated words; lower --encoder_dims to '
+                         f'{max(1, min(len(texts), len(terms)) // 2)} or so, or give more text')
+
+    # the weights of all texts as one sparse matrix A (n, W). A pair of words is rarer than its
+    # words, so its idf would drown them: it counts less
+    df_of_terms = torch.tensor([df[term] for term in terms], dtype=torch.float32)
+    idf = torch.log((1 + len(texts)) / (1 + df_of_terms)) + 1
+    idf[len(single):] *= NGRAM_WEIGHT
+    row = {term: i for i, term in enumerate(terms)}
+    index, weight, offsets = tfidf(texts, row, idf, ngrams)
+    text = torch.repeat_interleave(torch.arange(len(texts)), offsets.diff())
+    with torch.sparse.check_sparse_tensor_invariants():
+        A = torch.sparse_coo_tensor(torch.stack([text, index]), weight,
+                                    (len(texts), len(terms))).coalesce()
+
+    # A ~ U S P'; torch's own generator is left as it was
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _, _, projection = torch.svd_lowrank(A, q=min(dims + 16, *A.shape), niter=4)   # (W, q)
+    projection = projection[:, :dims].contiguous()
+
+    # an SVD leaves the signs open: the largest entry of each column becomes positive
+    largest = projection.abs().argmax(0, keepdim=True)
+    projection = projection * projection.gather(0, largest).sign()
+
+    # how meta.json describes it; its revision is a digest of what was fitted
+    record = dict(id='lsa', revision=None, pooling='sum', prefix='', normalize=True,
+                  dimension=dims, max_length=None, dtype='float32', language=None)
+    lsa = LSA(terms, idf, projection, record)
+    record['revision'] = lsa_hash(lsa.arrays())
+    return lsa

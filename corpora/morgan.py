@@ -17,7 +17,8 @@ class Morgan:
             from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
         except ImportError:
             raise ValueError('encoder morgan: pip install rdkit') from None
-        RDLogger.DisableLog('rdApp.*')                     # a line for each text that is none
+        # RDKit would print a warning for each text that is no molecule; such texts are counted
+        RDLogger.DisableLog('rdApp.*')
         self.from_smiles = Chem.MolFromSmiles              # .2 ms a molecule, as to_smiles
         self.to_smiles = Chem.MolToSmiles
         self.bits_of = GetMorganGenerator(radius=2, fpSize=2048).GetFingerprintAsNumPy
@@ -25,6 +26,7 @@ class Morgan:
     def __call__(self, texts, progress=lambda n: None):
         latents = np.zeros((len(texts), 1, 2048), np.float32)
         for i, text in enumerate(texts):
+            # what is no molecule keeps zeros: prepare.py drops and counts it
             molecule = self.read(text)
             if molecule is not None:
                 latents[i, 0] = self.bits_of(molecule)

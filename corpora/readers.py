@@ -50,11 +50,24 @@ NO_TEXT = {
     rb'@[^\r\n]*\r?\n([ACGTUNacgtun.]+\r?\n\+|[ACGTUNacgtun.]{50,}\Z)':
         ('FASTQ', 'convert it to FASTA'),
 }
-SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
-# a character that shows: no white space, mark of direction, filler or control
-VISIBLE = re.compile('[^\\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f'
-                     '\u200b-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0'
-                     '\ufff0-\ufffb\U000e0000-\U000e0fff]')
+# of the documents that were read, and of the samples of a split: what happened to some of them
+COUNTED = dict(
+    empty='empty',
+    nul='dropped (with a NUL)',
+    duplicate='duplicate',
+    known='also in the input',
+    invalid_utf8='with invalid UTF-8, now U+FFFD',
+    unknown_residues='unknown residues, now X',
+    stops='stops inside, now X',
+    nucleotides='of A, C, G, T, U and N alone',
+    gaps='gaps, left out',
+    names='with a name behind the SMILES, cut off',
+    headers='header line(s), left out',
+    trimmed='with white space at their ends, taken off',
+    copies='file(s) with the texts of another, left out',
+    nonfinite='dropped (NaN, inf, of another scale, or no molecule)',
+    longer_than_max_tokens='dropped (too many tokens)',
+)
 
 # Characters of a record's line or text: a quote that is never closed would make one of the whole
 # file. A character takes up to four bytes, and a text is copied
@@ -68,6 +81,7 @@ class Document(NamedTuple):
     latent: object = None              # a function that reads its latent vectors, (N, D) float32
     group: str = ''                    # documents of one group go to the same split
     place: str = ''                    # where its latent comes from, for an error
+    hash: int = None                   # of the text, however it is spelled; sources.py adds it
 
 
 def stem_of(path):
@@ -85,25 +99,42 @@ def ending_of(name):
     stem, ending = os.path.splitext(os.path.basename(name).lower())
     if ending in COMPRESSED:
         ending = os.path.splitext(stem)[1] + ending
+    # behind the last dot of a name may stand anything: a number, a part of a sentence
     return ending if re.search('[a-z]', ending) and not re.search(r'\s', ending) else ''
 
 
 def count_endings(paths):
-    """ The files of a folder that are passed over, as counts: {'passed over .json': 2}. """
-    return Counter(f'passed over {ending_of(path)}' for path in paths)
+    """ The files of a folder that are passed over, as counts: {'passed over .json': 2}. They come in
+    the order of the names, so that meta.json is the same every time: `paths` may be a set. """
+    return Counter(f'passed over {ending_of(path)}' for path in sorted(paths))
 
 
 def passed_over(counts):
     """ '3 files passed over: 2 .json, 1 without an ending', of such counts; '' of none. """
-    found = Counter({name.removeprefix('passed over '): n for name, n in counts.items()
-                     if name.startswith('passed over ')})
-    if not found:
+    found = Counter()                                        # {ending: how many}
+    for name, n in counts.items():
+        if name.startswith('passed over '):
+            found[name.removeprefix('passed over ')] = n
+    n_files = sum(found.values())
+    if not n_files:
         return ''
-    said = [f'{n:,} {ending or "without an ending"}' for ending, n in found.most_common(8)]
-    n_more = sum(found.values()) - sum(n for _, n in found.most_common(8))
-    said += [f'{n_more:,} others'] if n_more else []
-    n = sum(found.values())
-    return f'{n:,} {"file" if n == 1 else "files"} passed over: {", ".join(said)}'
+
+    # the eight endings that most of them have, then how many others there are
+    said = []
+    n_others = n_files
+    for ending, n in found.most_common(8):
+        said.append(f'{n:,} {ending or "without an ending"}')
+        n_others -= n
+    if n_others:
+        said.append(f'{n_others:,} others')
+    what = 'file' if n_files == 1 else 'files'
+    return f'{n_files:,} {what} passed over: {", ".join(said)}'
+
+
+def counted(counts):
+    """ ['3 empty', '2 duplicate'] of the counts of a source, or of a split. """
+    said = [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
+    return [*said, *filter(None, [passed_over(counts)])]
 
 
 def read_file(path, source, counts):
@@ -117,7 +148,8 @@ def read_file(path, source, counts):
     elif kind in SMILES:
         yield from read_smiles(path, lines_of(path, source), counts)
     else:
-        # plain text, whatever its name
+        # plain text, whatever its name. Its first lines may look like another kind: then we say so,
+        # and go on, for a text may begin like one
         lines = lines_of(path, source)
         first = list(itertools.islice(lines, 9))
         look = looks_like(first, source.field)
@@ -141,13 +173,6 @@ def check_length(n, where):
     """ ValueError for a text of a record with more than LONGEST characters. """
     if n > LONGEST:
         raise ValueError(f'{where}: a text of {n:,.0f} characters or more, at most {LONGEST:,}')
-
-
-def cleaned(text):
-    """ (a text with \\n at its line ends and U+FFFD for half a character, how many of these). """
-    if '\r' in text:
-        text = text.replace('\r\n', '\n').replace('\r', '\n')
-    return (text, 0) if text.isascii() else SURROGATE.subn('\ufffd', text)
 
 
 def inside(folder, path, where):
@@ -196,7 +221,7 @@ def lines_of(path, source):
     other characters of this kind (U+2028, form feed, ...) are text. """
     open_file = gzip.open if path.lower().endswith('.gz') else open
     opened = open_file(path, 'rb')
-    # an invalid byte becomes a lone surrogate, which `cleaned` replaces
+    # an invalid byte becomes a lone surrogate, which sources.py replaces
     errors = 'surrogateescape' if source.invalid_bytes == 'replace' else 'strict'
     most = LONGEST if kind_of(path) in RECORDS else longest_of(path)
     number = 0
@@ -223,11 +248,15 @@ def lines_of(path, source):
 
 def check_beginning(path, begin, source):
     """ ValueError where the first bytes of a file are of no text. """
+    # something that lies in the place of the file, as a page that a server sent. A file with marks
+    # may begin as such a page does
     words = stand_in(begin)
     if begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'<'):
         words = '' if kind_of(path) in MARKED else words and f'{words}; or, as text, name it .html'
     if words:
         raise ValueError(f'{path}: {words}')
+
+    # a file of another kind. UTF-16 is text, where the user has named that encoding
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     found = unmarked(begin) if is_utf8 else None
     for pattern, kind in NO_TEXT.items():
@@ -255,14 +284,16 @@ def unmarked(begin):
 
 def looks_like(lines, field):
     """ The ending that the first lines of a text file call for, or ''. """
+    # the first two that are not blank
     texts = filter(None, (line[:1000].strip() for line in lines))
-    first, second = next(texts, ''), next(texts, '')
+    first = next(texts, '')
+    second = next(texts, '')
     if re.fullmatch(r'\[|\[?\s*{("(\\.|[^"\\])*"\s*:.*)?', first):
         return '.jsonl'
     if first.startswith('>') and re.fullmatch('[A-Za-z*-]{5,}', second):
         return '.fasta'
 
-    # the names of columns, or a name or two rows in quotes
+    # a table: the names of columns, or a name or two rows in quotes
     cells = [cell.strip('"') for cell in re.split(f'[{DELIMITERS}]', first)]
     is_named = field in cells and (len(cells) > 1 or first != field)
     quoted = re.compile(f'"[^"]*"([{DELIMITERS}]"[^"]*")+')
@@ -382,11 +413,14 @@ def table_of(path, lines, fits, **form):
     """ (a csv.reader of a table's lines, how many lines stand before them). A first line `sep=;`
     names the delimiter. Else it is that by which the first row `fits`, (list of its fields) ->
     bool, or else has several; a comma or a tab, as the file is named, comes first. """
+    # a line that names the delimiter, as Excel writes it
     first = next(lines, '')
     named = re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE)
     if named:
         return csv.reader(lines, delimiter=named[1], **form), 1
 
+    # the first row, cut by each delimiter that there may be. It is not judged yet, so a quote that
+    # is never closed is no error here
     usual = '\t' if kind_of(path) == '.tsv' else ','
     columns = {one: next(csv.reader([first], delimiter=one, **form | dict(strict=False)), [])
                for one in (usual, *DELIMITERS)}
@@ -440,6 +474,7 @@ def read_columns(path, source, column=''):
     except ImportError:
         raise ValueError(f'{path}: to read this kind of file: pip install pyarrow') from None
 
+    # both give batches of a few rows; only the columns that are wanted are unpacked
     batches_of = parquet_batches if kind_of(path) in ('.parquet', '.pq') else arrow_batches
     n_rows = 0
     try:
@@ -488,10 +523,14 @@ def arrow_batches(path, file, field, column):
     file.seek(begin)
     schema = pyarrow.ipc.open_stream(file).schema
     wanted = check_kinds(path, schema, field, column)
+
+    # every message is asked how large it is when it is unpacked, before one of them is
     file.seek(begin)
     for message in pyarrow.ipc.MessageReader.open_stream(file):
         if message.type != 'schema':
             check_unpacked(path, unpacked_bytes(message), message.body.size)
+
+    # then they are read, a slice of each at a time
     file.seek(begin)
     fields = sorted(map(schema.get_field_index, wanted))
     options = pyarrow.ipc.IpcReadOptions(included_fields=fields)

@@ -3,6 +3,9 @@ Sources: anything that holds documents, as one stream of them.
 
     for document in documents(source, Counter()):
         ...
+    plan, texts = survey(source, None)                     # rank 0 reads all of them, once
+    for split, i, docs in own_shards(plan, source, None, rank, world):
+        ...                                                # those of the shards of one rank
 
 `source` has the knobs of prepare.py, and `split`: train, or what the hub or an earlier layout calls
 its validation split. What holds the documents, and what brings their latents along:
@@ -12,24 +15,42 @@ its validation split. What holds the documents, and what brings their latents al
     hub_dataset       hub.py: datasets of the hub, by name
     latents_from      latents.py: texts whose latents exist already
     image_size        images.py: images with captions, scikit-learn's digits among them
-    import_dir        layouts.py: the layout of earlier systems
+    import_dir        latents.py: the layout of earlier systems
+
+The hash of a document decides whether it is train or val, before it is cut. So no document is in
+both, however it is spelled, and its neighbours do not matter. In the order of reading, document n
+of a split goes to shard n // shard_size. The ranks take shards in turn; each of them reads all
+documents, which is fast.
 """
-import functools
 import glob
 import hashlib
+import heapq
 import itertools
 import os
 import re
+from array import array
 from collections import Counter
+from dataclasses import dataclass
+from sys import getsizeof
 from unicodedata import normalize
 
-from base.console import warn_once
-from corpora.latents import COLUMN, by_name, with_column, with_latents
+import numpy as np
+
+from base.console import progress_bar, warn, warn_once
+from base.files import MOST_MEMORY
+from corpora.latents import COLUMN, by_name, read_earlier, with_column, with_latents
 from corpora.morgan import Morgan
-from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, VISIBLE, Document, cleaned,
-                             count_endings, kind_of, passed_over, read_file, stem_of, walk,
-                             walk_folders)
+from corpora.readers import (FASTA, KINDS, NOT_TEXT, Document, count_endings, counted, kind_of,
+                             passed_over, read_file, stem_of, walk, walk_folders)
 from data import read_meta
+
+FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
+
+SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
+# a character that shows: no white space, mark of direction, filler or control
+VISIBLE = re.compile('[^\\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f'
+                     '\u200b-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0'
+                     '\ufff0-\ufffb\U000e0000-\U000e0fff]')
 
 
 def has_latents(source):
@@ -51,15 +72,17 @@ def names_of(source):
         return [source.hub_dataset or source.input]
     return [name for name, _ in list_files(source.input)]
 
-
 # -----------------------------------------------------------------------------
 # Files
 
 def matches(pattern):
     """ As glob.glob, `**` any folders, but where links lead in a circle it ends. """
+    # the part before the first `**`, and all that stands behind it
     head, *tail = re.split(r'(?:^|(?<=/))\*\*(?:/|$)', pattern, maxsplit=1)
     if not tail:
         return glob.glob(pattern)
+
+    # what stands behind it is looked for in each folder on the way, and may have a `**`, too
     found = []
     for top in glob.glob(head) if head else ['.']:
         for folder, _ in walk_folders(top):
@@ -78,10 +101,16 @@ def paths_in(spec):
     parts = []
     words = spec.split(',')
     while words:
-        joined = (','.join(words[:n]).strip() for n in range(1, len(words) + 1))
-        n, part = next(((n, part) for n, part in enumerate(joined, 1) if is_there(part)),
-                       (1, words[0].strip()))
-        parts += [part] if part else []
+        # the shortest run of words that is there; where none is, the first word, which list_files
+        # then names as missing
+        n, part = 1, words[0].strip()
+        for k in range(1, len(words) + 1):
+            joined = ','.join(words[:k]).strip()
+            if is_there(joined):
+                n, part = k, joined
+                break
+        if part:
+            parts.append(part)
         words = words[n:]
     return parts
 
@@ -102,10 +131,11 @@ def list_files(spec, kinds=KINDS, passed=None):
         paths = []
         others = []
         for match in [part] if is_there else matches(part):
-            inside = walk(match) if os.path.isdir(match) else []
-            others += [path for path in inside if kind_of(path) not in kinds]
-            paths += [path for path in inside if kind_of(path) in kinds]
-            paths += [] if os.path.isdir(match) else [match]
+            if not os.path.isdir(match):
+                paths.append(match)
+                continue
+            for path in walk(match):
+                (paths if kind_of(path) in kinds else others).append(path)
         if passed is not None:
             passed.update(others)
         if not paths:
@@ -125,6 +155,8 @@ def list_files(spec, kinds=KINDS, passed=None):
 
     if not found:
         raise ValueError(f'input={spec}: name files, folders or globs, comma-separated, or builtin')
+
+    # can each of them be read, and more than once?
     for name, path in found.values():
         if SURROGATE.search(name):
             raise ValueError(f'{path!r}: this name is not UTF-8: rename the file')
@@ -144,6 +176,7 @@ def without_copies(files, source, counts):
         texts = (text.strip() for text in read_file(path, source, Counter()))
         return filter(None, texts)
 
+    # each file is compared, text by text, with those of its name that are kept
     kept = []
     by_stem = {}
     for name, path in files:
@@ -167,7 +200,6 @@ def read(source, counts):
     when it is needed. """
     # documents with latents of their own
     if source.import_dir:
-        from corpora.layouts import read_earlier
         return read_earlier(source)
     if source.image_size:
         from corpora.images import read_digits, read_images
@@ -229,31 +261,30 @@ def hash_function(source):
     encoder = source.encoder
     if source.same_as:
         encoder = (read_meta(source.same_as)['encoder'] or {}).get('id')
+    canonical = str
     if source.tokenizer == 'smiles' or encoder == 'morgan':
         try:
             canonical = Morgan().canonical
         except ValueError:                                   # RDKit is not installed
-            canonical = str
             warn_once('without RDKit (pip install rdkit) two SMILES of one molecule are two texts: '
                       'one may be in train, the other in val')
     elif source.tokenizer == 'esm':
         canonical = str.upper
-    else:
-        canonical = str
-
-    # read_once asks for the same text right after `documents` has: it is hashed once
-    @functools.lru_cache(1)
-    def hash_of(text):
-        return text_hash(normalize('NFC', canonical(text)))
-    return hash_of
+    return lambda text: text_hash(normalize('NFC', canonical(text)))
 
 
-def documents(source, counts, hash_of=None):
+def cleaned(text):
+    """ (a text with \\n at its line ends and U+FFFD for half a character, how many of these). """
+    if '\r' in text:
+        text = text.replace('\r\n', '\n').replace('\r', '\n')
+    return (text, 0) if text.isascii() else SURROGATE.subn('\ufffd', text)
+
+
+def documents(source, counts, hashed=False):
     """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for
-    a drop: read = kept + drops. hash_of: that of hash_function, where the caller has it, too. """
+    a drop: read = kept + drops. hashed: whether each is to have its hash. """
+    hash_of = hash_function(source) if hashed or source.distinct else None
     seen = set()
-    if source.distinct and not hash_of:
-        hash_of = hash_function(source)
     for doc in read(source, counts):
         counts['read'] += 1
 
@@ -268,20 +299,184 @@ def documents(source, counts, hash_of=None):
         text, n_invalid = cleaned(text)
         counts['invalid_utf8'] += bool(n_invalid)
 
-        reason = None
+        # is it dropped?
+        reason = number = None
         if not VISIBLE.search(text) or text == r'\N':        # which stands for NULL in a dump
             reason = 'empty'
         elif '\0' in text:
             reason = 'nul'
-        elif source.distinct:
-            h = hash_of(text)
-            reason = 'duplicate' if h in seen else None
-            seen.add(h)
+        elif hash_of:
+            number = hash_of(text)
+            if source.distinct:
+                reason = 'duplicate' if number in seen else None
+                seen.add(number)
         if reason:
             counts[reason] += 1
             continue
 
         counts['kept'] += 1
-        yield doc._replace(text=text)
+        yield doc._replace(text=text, hash=number)
         if counts['kept'] == source.max_documents:
             return
+
+# -----------------------------------------------------------------------------
+# The first reading: what there is, and which split it goes to
+
+@dataclass
+class Plan:
+    """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
+    is_val: np.ndarray         # a bit for each document of the input, in the order of reading
+    totals: Counter            # documents of train and val
+    digest: str                # of all documents, in the order of reading
+    counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
+    # prepare.py adds
+    finished: dict = None      # what is there already, as shards.check_same reads it
+    files: dict = None         # {tokenizer.json, encoder.npz, ...: its entry in meta.json}
+    lsa: dict = None           # the record of the encoder that was fitted
+    max_tokens: int = 0
+
+
+class Tally:
+    """ What was read so far: how many documents of each split, and a digest of all texts. """
+
+    def __init__(self, shard_size):
+        self.shard_size = shard_size
+        self.documents = Counter()                           # of each split
+        self.bytes = Counter()                               # of the texts of its newest shard
+        self.digest = hashlib.sha256()
+
+    def add(self, split, text):
+        """ The number of the shard that the text goes to. ValueError where the texts of a shard,
+        which are in memory together, are too large for that. """
+        self.digest.update(f'{len(text)}:{text}'.encode())
+        shard, n = divmod(self.documents[split], self.shard_size)
+        self.documents[split] += 1
+        self.bytes[split] = getsizeof(text) + (self.bytes[split] if n else 0)
+        if self.bytes[split] > MOST_MEMORY and n:
+            raise ValueError(f'{n + 1:,} documents of one shard take {self.bytes[split]:,} bytes, '
+                             f'more than the {MOST_MEMORY:,} that are held in memory: '
+                             f'--shard_size={(n + 1) // 2}, or shorter documents')
+        return shard
+
+
+def survey(source, val):
+    """ A Plan for the documents of `source`, of which a part becomes val, unless `val` is a source
+    of its own; and the texts of train that tokenizer and lsa are fitted on, a list. """
+    # read all. A document whose hash is below the limit goes to val. Where this leaves a split
+    # empty, the limit moves just enough to give it one document, and all are read again
+    limit = 0 if val else int(source.val_fraction * 2**64)
+    counts, tally, sample, hashes = read_once(source, limit)
+    if len(hashes) and not val:
+        fitting = min(max(limit, int(hashes.min()) + 1), int(hashes.max()))
+        if fitting != limit:
+            limit = fitting
+            counts, tally, sample, hashes = read_once(source, limit)
+    is_val = hashes < np.uint64(limit)
+    counts_of = dict(input=counts)
+    if val:
+        # which of its documents are among those of train, all of them?
+        counts_of['val_input'] = of_val = Counter()
+        hashes_of_val = array('Q')
+        for doc in documents(val, of_val, hashed=True):
+            tally.add('val', doc.text)
+            hashes_of_val.append(doc.hash)
+        of_val['known'] = int(np.isin(np.array(hashes_of_val, np.uint64), hashes).sum())
+
+    # neither split may be empty
+    for one, found in zip((source, val), counts_of.values()):
+        if not found['kept']:
+            dropped = ', '.join(counted(found)) or 'nothing'
+            raise ValueError(f'{", ".join(names_of(one))}: no documents ({dropped} among '
+                             f'{found["read"]} read)')
+    name = ', '.join(names_of(source))
+    totals = tally.documents
+    if not totals['train'] or not totals['val']:
+        hint = 'are all the same text' if counts['kept'] > 1 else 'cannot be split'
+        raise ValueError(f'{name}: {counts["kept"]} document(s) {hint}, so there is none for val; '
+                         'give --val_input=, or a finer --split_on=, as line')
+
+    # what a person may not have meant
+    if val and of_val['known']:
+        warn(f'{of_val["known"]:,} of {totals["val"]:,} documents of val_input are in the input, '
+             'too')
+    if totals['val'] < 20:
+        warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
+             '--val_fraction= or --val_input=')
+    for knob, found in counts_of.items():
+        if passed_over(found):
+            warn(f'{knob}: {passed_over(found)}')
+    if counts['nucleotides'] > counts['read'] / 2:
+        warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
+             'ACGTUN: nucleotides, and they are read as residues')
+    plan = Plan(np.packbits(is_val), totals, tally.digest.hexdigest(), counts_of)
+    return plan, [text for _, text in sorted(sample, reverse=True)]
+
+
+def read_once(source, limit):
+    """ Reads all documents once. Returns
+
+    counts    what was read, kept and dropped
+    tally     their Tally
+    sample    texts of train to fit on, [(-hash, text)]: those with the smallest hashes. So it is
+              uniform, the same in any order of reading, and fits into memory
+    hashes    (n,) uint64, of each document: the hash of its group, or where it has none of its
+              text. A document whose hash is below the limit is val
+    """
+    counts = Counter()
+    tally = Tally(source.shard_size)
+    sample = []                                              # a heap
+    n_bytes = 0                                              # that its texts take
+    highest_of_sample = 2**64
+    hashes = array('Q')                                      # 8 bytes a document
+    with progress_bar(desc='reading', unit=' documents') as bar:
+        for doc in documents(source, counts, hashed=True):
+            h = text_hash(doc.group) if doc.group else doc.hash
+            hashes.append(h)
+            tally.add('val' if h < limit else 'train', doc.text)
+            if limit <= h < highest_of_sample:
+                heapq.heappush(sample, (-h, doc.text))
+                n_bytes += getsizeof(doc.text)
+            # too many: the one with the highest hash leaves, and from now on none with a higher
+            # hash enters
+            while len(sample) > FIT_DOCUMENTS or n_bytes > MOST_MEMORY and len(sample) > 1:
+                minus_h, text = heapq.heappop(sample)
+                highest_of_sample = -minus_h
+                n_bytes -= getsizeof(text)
+            bar.update()
+    return counts, tally, sample, np.array(hashes, np.uint64)
+
+# -----------------------------------------------------------------------------
+# The second reading: documents in shards
+
+def with_splits(plan, source, val):
+    """ (split, document), in the order of reading, those of val_input last. """
+    # if there are more of them now than there were, they do not matter: the digest is another one
+    is_val = itertools.chain(np.unpackbits(plan.is_val), itertools.repeat(0))
+    for doc, bit in zip(documents(source, Counter()), is_val):
+        yield ('val' if bit else 'train'), doc
+    if val:
+        for doc in documents(val, Counter()):
+            yield 'val', doc
+
+
+def own_shards(plan, source, val, rank, world):
+    """ (split, number of the shard, its documents) of the shards of one rank, as each fills up.
+    ValueError at the end, where the documents are not those of the survey. """
+    tally = Tally(source.shard_size)
+    waiting = dict(train=[], val=[])
+    for split, doc in with_splits(plan, source, val):
+        shard = tally.add(split, doc.text)
+        if shard % world != rank:
+            continue
+        waiting[split].append(doc)
+        if len(waiting[split]) == source.shard_size:
+            yield split, shard, waiting[split]
+            waiting[split] = []
+
+    # the last ones are not full
+    for split, docs in waiting.items():
+        if docs:
+            yield split, tally.documents[split] // source.shard_size, docs
+    if tally.digest.hexdigest() != plan.digest:
+        raise ValueError('the documents are not those that were read first: the input has changed '
+                         'meanwhile; run again')

@@ -24,7 +24,7 @@ class StaticEncoder:
 
     def __init__(self, folder, record, batch_size):
         self.tokenizer = Tokenizer.from_file(os.path.join(folder, 'tokenizer.json'))
-        self.tokenizer.no_padding()
+        self.tokenizer.no_padding()                        # a bag of tokens needs none
         self.batch_size = batch_size
         self.truncated = 0
         if record['pooling'] != 'mean' or record['language']:
@@ -54,7 +54,8 @@ class StaticEncoder:
             found = self.tokenize(texts[i:i + self.batch_size])
             self.truncated += sum(bool(one.overflowing) for one in found)
 
-            # the mean over the tokens of each text
+            # the mean over the tokens of each text: all tokens in one row, and where each text
+            # begins. A text without a token has the mean 0
             ids = torch.tensor([token for one in found for token in one.ids], dtype=torch.long)
             starts = torch.tensor([0] + [len(one.ids) for one in found[:-1]]).cumsum(0)
             z = F.embedding_bag(ids, self.table, starts, mode='mean')    # (n, D)
@@ -79,10 +80,12 @@ class StaticEncoder:
 def read_table(path):
     """ The rows (V, D) of each token, as sentence-transformers stores them, or model2vec: there
     tokens may share rows (`mapping`) and weigh more or less (`weights`). """
+    # the names tell who wrote the file; names that we do not know would mean something else
     tensors = load_file(path)
     if tensors.keys() == {'embedding.weight'}:
         table = tensors['embedding.weight']
     elif {'embeddings'} <= tensors.keys() <= {'embeddings', 'mapping', 'weights'}:
+        # a token's row, times its weight: both are folded into one table here
         table = tensors['embeddings']
         if 'mapping' in tensors:
             table = table[tensors['mapping'].long()]

@@ -11,6 +11,9 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 """
 import os
 import re
+import signal
+import sys
+import threading
 
 from base.files import MOST_JSON, in_one_line, read_json, short
 from data import check_file, read_meta
@@ -38,20 +41,19 @@ class Tokenizer:
         n_empty = self.vocab_size - len(pieces)
         self.pieces = [*pieces, *[b''] * n_empty, b'[MASK]']
 
+        # how meta.json describes it
+        self.record = dict(kind=kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
+
     def encode(self, text):
         return self.encode_batch([text])[0]
 
     def decode(self, ids):
         """ Stops at the first EOS, skips PAD, writes [MASK]. Invalid UTF-8 becomes U+FFFD. """
+        # the bytes of all ids are joined first: a character may be in two of them
         ids = ids.tolist() if hasattr(ids, 'tolist') else list(ids)
         if self.eos in ids:
             ids = ids[:ids.index(self.eos)]
         return b''.join([self.pieces[i] for i in ids]).decode('utf-8', 'replace')
-
-    @property
-    def record(self):
-        """ How meta.json describes the tokenizer. """
-        return dict(kind=self.kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
 
 
 def spelled(kind, text):
@@ -97,6 +99,8 @@ def byte_tokenizer():
 
 def piece_tokenizer(kind, pieces):
     """ An id for each piece; where two begin at a place, the first of them is taken. """
+    # in a regular expression the first alternative counts, so atoms of two letters come first. A
+    # character that is no piece matches the dot, and is then not found
     id_of = {piece: i for i, piece in enumerate(pieces)}
     cut = re.compile('|'.join(map(re.escape, pieces)) + '|.', re.DOTALL)
 
@@ -112,7 +116,7 @@ def piece_tokenizer(kind, pieces):
     return Tokenizer(kind, encode_batch, [piece.encode() for piece in pieces])
 
 # -----------------------------------------------------------------------------
-# Byte-level BPE
+# Byte-level BPE, fitted here on the training texts
 
 def bytes_of_characters():
     """ {character: byte} of GPT-2's alphabet. A printable byte stands for itself; the others are
@@ -130,10 +134,37 @@ def words_of_bytes():
                                     pre_tokenizers.FixedLength(LONGEST_PIECE)])
 
 
+def train_bpe(texts, vocab_size):
+    """ The tokenizer.json of a byte-level BPE of at most vocab_size ids, EOS and PAD included. """
+    from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, trainers
+    if vocab_size < 258:
+        raise ValueError(f'vocab_size {vocab_size} is too small: 256 bytes, EOS and PAD need 258')
+
+    # all bytes are in its vocabulary, so every text can be encoded. EOS and PAD come behind them
+    bpe = HFTokenizer(models.BPE())
+    bpe.pre_tokenizer = words_of_bytes()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2,
+                                  show_progress=sys.stderr.isatty(),
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+    # the library does not listen to Ctrl-C: meanwhile it ends the process at once, unless the
+    # process ignores it or this is another thread, which may not say so
+    handler = signal.getsignal(signal.SIGINT)
+    listens = callable(handler) and threading.current_thread() is threading.main_thread()
+    if listens:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        parts = (part for text in texts for part in short_parts(text))
+        bpe.train_from_iterator(parts, trainer)
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, handler)
+    return bpe.to_str()
+
+
 def bpe_tokenizer(path):
-    """ Byte-level BPE from a tokenizer.json as fitting.train_bpe writes it. Only its words and
-    merges are read: another part could make the library end the process, or take any amount of
-    memory. """
+    """ Byte-level BPE from a tokenizer.json as train_bpe writes it. Only its words and merges are
+    read: another part could make the library end the process, or take any amount of memory. """
     from tokenizers import Tokenizer as HFTokenizer, models
     try:
         model = read_json(path, limit=2 * MOST_JSON)['model']

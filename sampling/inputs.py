@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from base.console import warn
 from base.files import read_array, short
-from corpora.layouts import counted
+from corpora.readers import counted
 from corpora.sources import documents
 from corpora.tokenizers import spelled
 from encoders import FAR, check_texts, far_off

@@ -5,14 +5,10 @@ Controls: shuffled, another text's; null, every token MASK; ridge, a regression 
 tokens: what a model that reads words but no order gets; lead, how far ahead of it, text by text (of
 squared_error: below 0 is better).
 """
-import math
-
 import numpy as np
-import torch
 import torch.nn.functional as F
 
-from corpora.bag import MOST_NUMBERS, Counts
-from diffusion import is_end
+from corpora.bag import Counts, read_texts, without_ends
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import BOTH, MAKES, Needs
 from tasks.common import Figures, Task, derangement, open_split
@@ -48,42 +44,21 @@ def judge(run, ctx, found):
             **retrieval(found, raw, ctx.texts)}
 
 
-def counts_of(run, texts):
-    """ corpora.bag.Counts of texts: a list of (l,), their tokens without EOS and PAD. """
-    lengths = torch.tensor([len(text) for text in texts])
-    offsets = F.pad(lengths.cumsum(0), (1, 0))                           # (n + 1,)
-    return Counts(torch.cat(texts), offsets, run.net.text.mask_id)
-
-
-def without_ends(run, tokens):
-    """ The texts of tokens (n, L): a list of (l,). """
-    is_text = ~is_end(tokens, run.tokenizer)
-    return list(tokens[is_text].split(is_text.sum(1).tolist()))
-
-
-def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096):
+def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0)):
     """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split,
     or on an even share of it, by at most 30 steps of conjugate gradients: the linear model of
     corpora/bag.py, without an encoder. The penalty is chosen on a random tenth of it. """
-    # texts and their latents, some rows at a time: as rows they are padded
     train = open_split(run, folder, 'train')
-    D = math.prod(train.latent_shape)
-    stride = -(-len(train) // (MOST_NUMBERS // D))
-    chosen = np.arange(0, len(train), stride)
-    texts, latents = [], []
-    for i in range(0, len(chosen), block):
-        x, z = train.rows(chosen[i:i + block])
-        texts += without_ends(run, x)
-        latents.append(z.flatten(1))
-    z = torch.cat(latents)                                               # (n_train, N D)
+    texts, z = read_texts(train)                                         # z (n_train, N D)
+    V = run.net.text.mask_id
 
     # the penalty that is best on a random tenth; with fewer than ten texts the first
     order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
     held_out, fitted = np.split(order, [len(texts) // 10])
     best_penalty = penalties[0]
     if len(held_out):
-        counts = counts_of(run, [texts[i] for i in fitted])
-        tried = counts_of(run, [texts[i] for i in held_out])
+        counts = Counts([texts[i] for i in fitted], V)
+        tried = Counts([texts[i] for i in held_out], V)
         of_fitted = z[fitted]
         of_tried = z[held_out]
         errors = [(tried.times(counts.solve(of_fitted, penalty)) - of_tried).square().mean()
@@ -92,8 +67,8 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
         best_penalty = penalties[int(np.argmin(errors))]
 
     # with it, fitted on all
-    W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
-    z = counts_of(run, without_ends(run, tokens)).times(W)
+    W = Counts(texts, V).solve(z, best_penalty)                          # (V, N D)
+    z = Counts(without_ends(tokens, run.tokenizer), V).times(W)
     return run.raw_latents(z.view(len(tokens), *train.latent_shape))
 
 

@@ -13,10 +13,9 @@ import data
 from base.files import read_array
 from base.writing import entry_of, sealed
 from corpora import tokenizers
-from corpora.fitting import train_bpe
 from corpora.latents import as_latent
 from corpora.layouts import verify
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, train_bpe
 from data import LatentStats, PackedDataset, counts, lengths, load_stats, row_order
 from launch import forge_file
 

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 
 import encoders
 from base.files import sha256
-from corpora.fitting import NGRAM_WEIGHT, fit_lsa
-from corpora.lsa import NO_KNOWN_WORD
+from corpora.lsa import NGRAM_WEIGHT, NO_KNOWN_WORD, fit_lsa
 from encoders import TABLE, find_encoder, folder_hash, load_encoder
 from toys import WORDS, put, save_encoder, save_tokenizer
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import evaluate
 from base.files import read_sealed
 from base.writing import Held, sealed
+from corpora import bag
 from corpora.words import words
 from data import read_meta
 from launch import measured, run_each
@@ -295,7 +296,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         return torch.einsum('nl,nlkd->nkd', is_text / is_text.sum(1, keepdim=True) ** .5, W[x])
 
     class Data:
-        latent_shape, size = (2, 3), 2000
+        latent_shape, size, eos, pad = (2, 3), 2000, 10, 11
 
         def __len__(self):
             return self.size
@@ -306,8 +307,9 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     run = toy_run(net_of(Known(vocab_size=vocabulary), eos=10, pad=11))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
-    monkeypatch.setattr(t2l, 'MOST_NUMBERS', 500 * 6)
-    assert torch.allclose(t2l.ridge(run, '', new, block=100), code(new), atol=.1)
+    monkeypatch.setattr(bag, 'MOST_NUMBERS', 500 * 6)
+    monkeypatch.setattr(bag, 'ROWS', 100)
+    assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.1)
     Data.size = 5
     assert t2l.ridge(run, '', new).isfinite().all()
 

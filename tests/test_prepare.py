@@ -12,10 +12,9 @@ import torch
 
 import prepare
 from base.writing import DATASET, Claim
-from corpora import shards, splits, tokenizers
-from corpora.fitting import train_bpe
+from corpora import shards, sources, tokenizers
 from corpora.shards import NAMES, Chunker, token_ids
-from corpora.tokenizers import byte_tokenizer, load_tokenizer
+from corpora.tokenizers import byte_tokenizer, load_tokenizer, train_bpe
 from data import PackedDataset, read_meta
 from encoders import load_encoder
 from launch import prepared, texts_in, texts_of
@@ -190,7 +189,7 @@ def test_a_long_document_is_tokenized_in_parts_as_it_is_whole(tmp_path, monkeypa
 
 
 def test_more_shards_than_meta_json_can_hold_are_refused_before_one_is_written(here, monkeypatch):
-    monkeypatch.setattr(prepare, 'MOST_SHARDS', len(LINES) - 1)
+    monkeypatch.setattr(shards, 'MOST_SHARDS', len(LINES) - 1)
     write_lines('a.txt')
     with pytest.raises(ValueError, match=f'shard_size=1 makes {len(LINES)} shards.*--shard_size='):
         packed('./x', shard_size=1)
@@ -240,16 +239,17 @@ def test_a_finished_dataset_with_a_damaged_meta_stays_as_it_is(damage):
         assert content_of('./out') == before
 
 
-@pytest.mark.parametrize('moment', ['train_bpe', 'shard_key', 'latent_stats'])
-def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(monkeypatch, moment):
-    function = getattr(prepare, moment)
+@pytest.mark.parametrize('module, moment', [
+    (prepare, 'train_bpe'), (shards, 'shard_key'), (shards, 'latent_stats')])
+def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(monkeypatch, module, moment):
+    function = getattr(module, moment)
 
     def replaced(*args):
         result = function(*args)
         shutil.rmtree('x')
         Claim('x', DATASET, NAMES)
         return result
-    monkeypatch.setattr(prepare, moment, replaced)
+    monkeypatch.setattr(module, moment, replaced)
     with pytest.raises(ValueError, match='x/lock was removed, moved or replaced'):
         prepared(input=write_lines('a.txt'), out='./x')
     assert os.listdir('x') == ['lock']
@@ -322,9 +322,9 @@ def test_a_failed_command_leaves_no_empty_folder_but_one_that_was_there(here, mo
     elif what == 'a latent':                                 # found when the first shard is written
         np.save('z.npy', np.zeros((150, 6), np.float32))
         knobs['latents_from'] = 'z.npy'
-        monkeypatch.setattr(prepare, 'given_latents', fail)
+        monkeypatch.setattr(shards, 'given_latents', fail)
     else:
-        monkeypatch.setattr(prepare, 'make_plan', interrupt)
+        monkeypatch.setattr(prepare, 'survey', interrupt)
     before = sorted(here.rglob('*'))
     with pytest.raises((ValueError, KeyError, KeyboardInterrupt)):
         packed(**knobs)
@@ -387,7 +387,7 @@ def test_two_spellings_of_a_text_are_in_one_split_and_one_of_them_where_texts_ar
 
 
 def test_what_is_known_of_val_input_is_counted_over_all_of_the_input(monkeypatch, capsys):
-    monkeypatch.setattr(splits, 'FIT_DOCUMENTS', 5)        # of which the sample is
+    monkeypatch.setattr(sources, 'FIT_DOCUMENTS', 5)        # of which the sample is
     write_lines('a.txt', [*LINES, *ACCENTS])
     known = [*LINES[:20], *(normalize('NFD', text) for text in ACCENTS)]
     write_lines('b.txt', [*known, *(f'new {text}' for text in LINES)])

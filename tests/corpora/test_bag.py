@@ -27,7 +27,7 @@ def test_products_and_conjugate_gradients_are_those_of_the_dense_matrix(monkeypa
     V = 12
     lengths = torch.randint(1, 6, (40,)).tolist()
     texts = [torch.randint(0, V - 1, (n,)) for n in lengths]             # not V - 1
-    sparse = Counts(torch.cat(texts), torch.tensor([0, *np.cumsum(lengths)]), V)
+    sparse = Counts(texts, V)
     X, W, Y = dense(texts, V), torch.randn(V, 4), torch.randn(40, 4)
     Y[:, 2] = 0                                                          # a dead dimension
     assert torch.allclose(sparse.times(W).double(), X @ W.double(), atol=1e-5)
@@ -66,7 +66,7 @@ def test_the_fit_of_a_dataset_is_that_of_its_equations(dataset, monkeypatch, has
             E[i] = data.standardise(raw)[0, 0].double()
     M = ridge(X @ E, Z)
     exact = E @ M + ridge(X, Z - X @ E @ M)
-    with_it, without = (fit_bag(dataset, data.meta, tokenizer, one) for one in (encoder, None))
+    with_it, without = (fit_bag(data, tokenizer, one) for one in (encoder, None))
     found = with_it if has_encoder else without
     assert torch.allclose(found.double(), exact, atol=5e-3) and exact.abs().max() > 1
     assert (with_it - without).abs().max() > .05, 'the encoder says nothing'

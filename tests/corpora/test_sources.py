@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from corpora import hub, images, readers, sources, splits
+from corpora import hub, images, readers, sources
 from corpora.images import image_patches
 from corpora.layouts import export
 from corpora.sources import documents
@@ -305,14 +305,14 @@ def test_a_column_of_no_texts_is_refused_by_its_type(pyarrow):
 def test_documents_that_would_not_fit_into_memory_together_stop_at_once(monkeypatch):
     lines = [f'{i} ' + 'x' * (i * 617 % 2000) for i in range(40)]
     knobs = dict(input=write_lines('a.txt', lines), val_fraction=.2)
-    monkeypatch.setattr(splits, 'MOST_MEMORY', 20_000)
+    monkeypatch.setattr(sources, 'MOST_MEMORY', 20_000)
     with pytest.raises(ValueError, match='documents of one shard take .*--shard_size=10'):
         packed(**knobs)
     packed('./b', shard_size=9, **knobs)
 
     # nor does the sample that is fitted on; it is the same in any order
     def sample(path):
-        _, _, _, found, _ = splits.read_once(source_of(shard_size=9, input=path), 0)
+        _, _, found, _ = sources.read_once(source_of(shard_size=9, input=path), 0)
         return sorted(found)
     found = sample('a.txt')
     assert 5 < len(found) < 30 and sample(write_lines('b.txt', lines[::-1])) == found
@@ -672,12 +672,25 @@ def test_latents_in_any_order_of_bytes_are_the_same(form):
 
 
 def test_a_text_is_hashed_once_in_a_reading_also_where_copies_are_left_out(monkeypatch):
-    path = write_lines('a.txt', [f'line {i // 2}' for i in range(40)])
+    lines = [f'line {i // 2}' for i in range(40)]
+    path = write_lines('a.txt', lines)
     hashed = []
     text_hash = sources.text_hash
     monkeypatch.setattr(sources, 'text_hash', lambda text: hashed.append(text) or text_hash(text))
-    splits.read_once(source_of(input=path, encoder='none', tokenizer='byte', distinct=True), 0)
-    assert sorted(hashed) == sorted({f'line {i}' for i in range(20)})
+    sources.read_once(source_of(input=path, encoder='none', tokenizer='byte', distinct=True), 0)
+    assert hashed == lines
+
+
+def test_where_no_document_is_short_enough_for_its_latent_the_error_says_so():
+    np.save('z.npy', own_latents())
+    with pytest.raises(ValueError, match='none of .* documents is left, .* max_tokens=8 tokens'):
+        packed(max_tokens=8, **OWN)
+
+
+def test_files_that_are_passed_over_are_counted_in_the_order_of_their_names():
+    """ They come as a set, whose order changes from one process to the next. """
+    names = [f'{letter}.{letter}' for letter in 'abcdefghijklmnopqrstuvwxyz']
+    assert list(readers.count_endings(set(names))) == [f'passed over .{n[0]}' for n in names]
 
 
 def test_latents_of_zeros_are_counted_and_many_stop(capsys):
