@@ -17,6 +17,7 @@ Records with the same task, texts, n, point and knobs are of one measurement: ne
 ones, perhaps of an earlier checkpoint. All points of a sweep are of one checkpoint.
 """
 import json
+import math
 import os
 
 from base.files import read_json
@@ -69,3 +70,13 @@ def find(records, task, metric, control='', **fields):
     wanted = dict(task=task, metric=metric, control=control, texts='', point={}) | fields
     found = [record for record in records if wanted.items() <= record.items()]
     return max(reversed(found), key=lambda record: record['n'], default=None)
+
+
+def figure_text(value, se, digits=3):
+    """ A figure in a table: '0.920 ± 0.003', or 'undefined' (null in results.json). """
+    if value is None or math.isnan(value):
+        return 'undefined'
+    error = ''
+    if se is not None:
+        error = f' ± {se:.{digits}f}'
+    return f'{value:.{digits}f}{error}'
