@@ -162,7 +162,10 @@ def print_figures(task, figures, n):
         if isinstance(value, int):
             counts += f', {metric} {value}'
         else:
-            cells_of.setdefault(metric, {})[control] = figure_text(value, se)
+            cell = figure_text(value, se)
+            if se is None:
+                cell += ' ' * 8                            # so values stand below each other
+            cells_of.setdefault(metric, {})[control] = cell
             controls[control] = None
 
     rows = [['', *(control or task for control in controls)]]

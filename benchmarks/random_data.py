@@ -44,12 +44,15 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         vocab_size=V, pieces=[b'a'] * V,
         encode_batch=lambda texts: rng.integers(V - 2, size=(len(texts), L - 1)))
 
+    # one shard for each split, of texts that all have L - 1 random tokens
     splits = {}
     for split, size in (('train', n), ('val', n_val)):
         latents = rng.standard_normal((size, 1, D))
         shard = write_shard(claim, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
                             None, L - 1)
         splits[split] = dict(shards=[shard], samples=size, tokens=shard['tokens'])
+
+    # what else a dataset has
     stats = as_bytes(np.savez, mean=np.zeros(D, np.float32),
                      std=np.ones(D, np.float32))
     files = {'tokenizer.json': make_tokenizer(V), 'latent_stats.npz': stats}

@@ -71,7 +71,7 @@ captions() {
     keep $out captions_decoder
 }
 
-# the export, and ten embeddings of validation captions, drawn by lot
+# the export, and ten embeddings of validation captions, drawn at random
 weights() {
     ls out/captions_seed0/best                   # nothing goes before its successor is there
     rm -r weights/captions

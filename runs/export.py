@@ -114,8 +114,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
 
 def weights_of(folder, files, dtype):
     """ {name: tensor}: the weights of a checkpoint that sampling reads, in a dtype. """
-    kind = 'ema' if 'ema.safetensors' in files else 'model'
-    weights = checkpoint.read_tensors(folder / f'{kind}.safetensors')
+    weights = checkpoint.read_tensors(folder / checkpoint.weights_file(files))
     for key, weight in weights.items():
         if weight.is_floating_point():
             weights[key] = weight.to(getattr(torch, dtype))

@@ -6,12 +6,12 @@ results.json of a run folder: what evaluate.py measured, as a list of records, o
      "commit": "378cabf..."}
 
     value      a number, or null where there is none, as a correlation with constant scores
-    control    '': what the task measures. Else what stands beside it: shuffled, null, a rival
+    control    '': what the task measures. Else what it is compared with: shuffled, null, a rival
     se         the standard error over texts, or null
     n, texts   how many texts, and of which file or other dataset; '': of the validation split
     point      in a sweep, its knobs and their values
-    knobs      what else decides the figure, where it is not at its default (of this commit); the
-               dtype, which is not known where there is none; a digest of other texts
+    knobs      what else decides the figure: knobs that are not at their defaults (of this commit),
+               and a digest of texts that are not the run's own. Without a dtype it is not known
 
 Records with the same task, texts, n, point and knobs are of one measurement: new ones replace old
 ones, perhaps of an earlier checkpoint. All points of a sweep are of one checkpoint.

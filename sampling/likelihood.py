@@ -15,6 +15,11 @@ from sampling.writing import tidied
 # -----------------------------------------------------------------------------
 # A whole text
 
+def taken(values, rows):
+    """ These rows of a tensor; None where there is none. """
+    return None if values is None else values[rows]
+
+
 def what_is_scored(net, tokens):
     """ known_mask (n, L), or None where nothing is known; and the real tokens of each text (n,),
     float64: the text, and one EOS where that is predicted. """
@@ -55,10 +60,10 @@ def nats_per_token(net, tokens, z, knobs, draws=64):
         text = row // draws
         found = net.nats(
             tokens[text],
-            None if z is None else z[text],
+            taken(z, text),
             clock,
             None if net.is_causal else u[row % draws],
-            None if known_mask is None else known_mask[text])
+            taken(known_mask, text))
         nats.index_add_(0, text, found / draws)
     return nats / n_real.clamp(min=1)
 

@@ -1,9 +1,15 @@
 """
-t2l: latents made from texts, against the encoder's: cosine, centred cosine (less the mean of the
-training latents), squared error per dimension (standardised), retrieval among all n.
-Controls: shuffled, another text's; null, every token MASK; ridge, a regression from the bag of
-tokens: what a model that reads words but no order gets; lead, how far ahead of it, text by text (of
-squared_error: below 0 is better).
+t2l: latents made from texts, against the encoder's.
+
+Measured
+    cosine, centred_cosine      the second less the mean of the training latents
+    squared_error               per dimension, standardised
+    retrieval                   of the right one among all n
+Controls
+    shuffled    another text's
+    null        every token MASK
+    ridge       a regression from the bag of tokens: what a model gets that reads words but no
+                order. lead: how far ahead of it, text by text (of squared_error: below 0 is better)
 """
 import math
 
@@ -22,9 +28,9 @@ RIVAL = 'ridge'
 
 
 def measure(run, ctx):
-    seed, figures = ctx.knobs['seed'], Figures(ctx.n)
+    figures = Figures(ctx.n)
     made = {'': generate(run, ctx),
-            'shuffled': generate(run, ctx, derangement(ctx.n, seed)),
+            'shuffled': generate(run, ctx, derangement(ctx.n, ctx.knobs['seed'])),
             'null': generate(run, ctx, guidance=0.0),
             RIVAL: ridge(run, ctx.folder, ctx.tokens)}
     judged = {control: judge(run, ctx, found) for control, found in made.items()}
@@ -40,8 +46,12 @@ def generate(run, ctx, rows=slice(None), **knobs):
 def judge(run, ctx, found):
     """ {metric: values (n,)} of raw latents made from all rows, against the encoder's. """
     stats, raw = run.stats, ctx.raw
+
+    # per live dimension: one that is constant in the training data is 0 on both sides
     difference = stats.standardise(found) - stats.standardise(raw)
     error = difference.square().mean(1).sum(1) / stats.live.sum()
+
+    # all embeddings of an encoder point much the same way; less their mean they do not
     centred, centred_raw = ((x - stats.mean).flatten(1) for x in (found, raw))
     return {'centred_cosine': F.cosine_similarity(centred, centred_raw).numpy(),
             'squared_error': error.numpy(),
@@ -65,7 +75,8 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
     """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split,
     or on an even share of it, by at most 30 steps of conjugate gradients: the linear model of
     corpora/bag.py, without an encoder. The penalty is chosen on a random tenth of it. """
-    # texts and their latents, some rows at a time: as rows they are padded
+    # texts and their latents, some rows at a time: rows are padded to the longest text, and all at
+    # once would take many times the memory of the texts
     train = open_split(run, folder, 'train')
     D = math.prod(train.latent_shape)
     stride = -(-len(train) // (MOST_NUMBERS // D))
@@ -77,7 +88,8 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
         latents.append(z.flatten(1))
     z = torch.cat(latents)                                               # (n_train, N D)
 
-    # the penalty that is best on a random tenth; with fewer than ten texts the first
+    # the penalty that is best on a random tenth, which is not fitted then. With fewer than ten
+    # texts it is the first
     order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
     held_out, fitted = np.split(order, [len(texts) // 10])
     best_penalty = penalties[0]
@@ -86,12 +98,14 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
         tried = counts_of(run, [texts[i] for i in held_out])
         of_fitted = z[fitted]
         of_tried = z[held_out]
-        errors = [(tried.times(counts.solve(of_fitted, penalty)) - of_tried).square().mean()
-                  for penalty in penalties]
+        errors = []
+        for penalty in penalties:
+            W = counts.solve(of_fitted, penalty)
+            errors.append((tried.times(W) - of_tried).square().mean())
         del of_fitted
         best_penalty = penalties[int(np.argmin(errors))]
 
-    # with it, fitted on all
+    # with this penalty, fitted on all
     W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
     z = counts_of(run, without_ends(run, tokens)).times(W)
     return run.raw_latents(z.view(len(tokens), *train.latent_shape))
