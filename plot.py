@@ -274,10 +274,9 @@ def draw_sweeps(panels, metric, plt):
 
 def check_pictures(texts, pictures, name):
     """ ValueError unless these are pictures (n, S, S, channels) of numbers, and a text on each. """
-    is_right = (texts.dtype.kind == 'U' and pictures.dtype.kind in 'uif' and pictures.size
-                and pictures.ndim == 4 and pictures.shape[3] in (1, 3)
-                and texts.shape == pictures.shape[:1])
-    if not is_right:
+    are_texts = texts.dtype.kind == 'U' and texts.shape == pictures.shape[:1]
+    are_numbers = pictures.dtype.kind in 'uif' and pictures.size
+    if not are_texts or not are_numbers or pictures.ndim != 4 or pictures.shape[3] not in (1, 3):
         raise ValueError(f'images.npz: {name} is {pictures.dtype} {pictures.shape}, with texts '
                          f'{texts.dtype} {texts.shape}; run evaluate.py --tasks=image again')
 
