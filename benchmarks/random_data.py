@@ -51,8 +51,6 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         shard = write_shard(claim, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
                             None, L - 1)
         splits[split] = dict(shards=[shard], samples=size, tokens=shard['tokens'])
-
-    # what else a dataset has
     stats = as_bytes(np.savez, mean=np.zeros(D, np.float32),
                      std=np.ones(D, np.float32))
     files = {'tokenizer.json': make_tokenizer(V), 'latent_stats.npz': stats}

@@ -21,8 +21,6 @@ are a linear map of these embeddings, and what the texts add to it (ridge regres
 Letters: n texts, V token ids, D latent dimensions, T tokens of all texts, X (n, V) the numbers of
 each token in each text, divided by sqrt(l), Z (n, D) latents.
 """
-import math
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -39,7 +37,7 @@ TOLERANCE = 1e-2               # they end where what is left is so small a part
 def fit_bag(folder, meta, tokenizer, encoder=None):
     """ Values (V, D) float16 of the tokens. encoder: of the latents; None, where nobody has it:
     then E M is 0. meta: what meta.json will hold. """
-    tokens, offsets, Z = texts_and_latents(PackedDataset(folder, 'train', meta=meta))
+    tokens, offsets, Z = read_texts(folder, meta)
     X = Counts(tokens, offsets, tokenizer.vocab_size)
 
     # what the encoder says of each token that occurs; the others stay at 0, the mean of all texts
@@ -64,16 +62,15 @@ def fit_bag(folder, meta, tokenizer, encoder=None):
     return values.clamp(-most, most).half()
 
 
-def texts_and_latents(data):
+def read_texts(folder, meta):
     """ Of the training texts, or an even share of them: tokens (T,) int64, one text after the
-    other, offsets (n + 1,), and standardised latents (n, D) float32; D numbers for all vectors of
-    a text together. """
-    most_rows = MOST_NUMBERS // math.prod(data.latent_shape)
-    rows = np.arange(0, len(data), -(-len(data) // most_rows))
+    other, offsets (n + 1,), and standardised latents (n, D) float32. """
+    data = PackedDataset(folder, 'train', meta=meta)
+    rows = np.arange(0, len(data), -(-len(data) // (MOST_NUMBERS // data.latent_shape[1])))
     texts = [data.ids(i) for i in rows]
     tokens = torch.from_numpy(np.concatenate(texts).astype(np.int64))
     offsets = torch.from_numpy(np.cumsum([0, *map(len, texts)]))
-    return tokens, offsets, data.standardise(data.raw_latents(rows)).flatten(1)
+    return tokens, offsets, data.standardise(data.raw_latents(rows)[:, 0])
 
 
 class Counts:

@@ -168,8 +168,6 @@ class StepLog:
         self.since = self.began = time.perf_counter()      # since: of the last line
         self.n_steps = 0                                   # of this process
 
-    # ---- a step, a line
-
     def add(self, bad, loss, norm, done):
         """ Keeps what is to be logged of a step. bad: 1 where it was skipped. done: a list of
         (diffusion.Batch, Losses), one for each micro-batch. All lie on the device. """
@@ -177,10 +175,78 @@ class StepLog:
         self.sizes = {name: x.numel() for name, x in sums[0].items()}
         total = sum(torch.cat(tuple(of_one.values())) for of_one in sums)
         of_each = [losses.loss.detach() for _, losses in done]
-        known = torch.stack((bad, loss, norm, *of_each))
+        self.steps.append(torch.cat((torch.stack((bad, loss, norm, *of_each)), total)))
         self.n_losses = len(done)
-        self.steps.append(torch.cat((known, total)))
         self.n_steps += 1
+
+    def append(self, entry):
+        """ A line of training_log.jsonl. A full disk is a warning, and so is a folder that is no
+        longer this run's: the next save ends the run. """
+        if rank():
+            return
+        path = os.path.join(self.out_dir, run_folder.LOG)
+        try:
+            run_folder.check()
+            with open(path, 'a', opener=no_link) as f:
+                f.write(json_line(entry) + '\n')
+        except (OSError, ValueError) as error:
+            why = getattr(error, 'strerror', None) or error
+            print0(f'warning: cannot log in {path}: {why}', file=sys.stderr)
+        if self.wandb:
+            self.wandb.log(entry, step=entry['step'])
+
+    def last_lines(self, state, signal_name, meta):
+        """ Prints how the training ended, and what may come next. signal_name: of the signal that
+        ended it, or ''; meta: of its dataset. """
+        if signal_name:
+            done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
+            print0(f'{signal_name}: {done}; run the same command again to go on')
+        if self.n_steps:
+            seconds = timedelta(seconds=int(time.perf_counter() - self.began))
+            print0(f'{self.n_steps:,} steps in {seconds}; checkpoints in {self.out_dir}')
+        elif not signal_name:
+            print0(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
+                   'raise --max_iters to go on')
+        if not signal_name:
+            print0(self.next_commands(state.model.config.streams, meta))
+
+    def next_commands(self, streams, meta):
+        """ Commands that write with the run, and that measure it. """
+        # what sample.py reads by default. Not every latent has an encoder that a text goes through
+        given = '--text="..."'
+        if len(streams) == 1:
+            given = '--num_samples=4'
+        elif self.modes & {'l2t', 'causal'} and not meta['encoder']:
+            given = '--image=FILE.png' if meta['source'].get('image_size') else '--latents=FILE.npy'
+        elif self.modes == {'unconditional'}:
+            given = '--num_samples=4'
+            if not self.is_masked:                         # then it draws one at a time
+                given = '--mode=text --num_samples=4'
+        tasks = ''
+        if meta['splits']['val']['samples'] == 1:          # no other text to shuffle it with
+            tasks = ' --tasks=nelbo'
+
+        # from the folder that one is in
+        out_dir = shlex.quote(self.out_dir)
+        sample, evaluate = (shlex.quote(os.path.relpath(os.path.join(HERE, f'{script}.py')))
+                            for script in ('sample', 'evaluate'))
+        return (f'python {sample} --out_dir={out_dir} {given}\n'
+                f'python {evaluate} --out_dir={out_dir}{tasks}')
+
+    def log_evaluation(self, step, val, guess, is_best, seconds):
+        """ Logs an evaluation, and warns of a loss that is not better than a guess. val, guess:
+        {name: loss}, of the network, and of a uniform guess. """
+        words = []
+        for name, value in val.items():
+            unit = 'per dimension'
+            if name != 'val_latent':
+                unit = f'nats per token (a guess: {guess[name]:.2f})'
+            words.append(f'{name} {value:.4f} {unit}')
+            if not value < guess[name]:
+                print0(f'warning: {name} {value:.4g} is not finite, or worse than a guess',
+                       file=sys.stderr)
+        print0(f'step {step:>6,} | {", ".join(words)}{" | best" if is_best else ""}')
+        self.append(dict(step=step, **val, best=is_best, seconds=round(seconds, 2)))
 
     def log_steps(self, step, tokens_a_step, flops, **more):
         """ One line of the log and one on the screen, of the steps since the last one. Every rank
@@ -259,77 +325,6 @@ class StepLog:
                 grad_norm=f'{norm:.4g}',
                 where=where))
         return found
-
-    def log_evaluation(self, step, val, guess, is_best, seconds):
-        """ Logs an evaluation, and warns of a loss that is not better than a guess. val, guess:
-        {name: loss}, of the network, and of a uniform guess. """
-        words = []
-        for name, value in val.items():
-            unit = 'per dimension'
-            if name != 'val_latent':
-                unit = f'nats per token (a guess: {guess[name]:.2f})'
-            words.append(f'{name} {value:.4f} {unit}')
-            if not value < guess[name]:
-                print0(f'warning: {name} {value:.4g} is not finite, or worse than a guess',
-                       file=sys.stderr)
-        print0(f'step {step:>6,} | {", ".join(words)}{" | best" if is_best else ""}')
-        self.append(dict(step=step, **val, best=is_best, seconds=round(seconds, 2)))
-
-    def append(self, entry):
-        """ A line of training_log.jsonl. A full disk is a warning, and so is a folder that is no
-        longer this run's: the next save ends the run. """
-        if rank():
-            return
-        path = os.path.join(self.out_dir, run_folder.LOG)
-        try:
-            run_folder.check()
-            with open(path, 'a', opener=no_link) as f:
-                f.write(json_line(entry) + '\n')
-        except (OSError, ValueError) as error:
-            why = getattr(error, 'strerror', None) or error
-            print0(f'warning: cannot log in {path}: {why}', file=sys.stderr)
-        if self.wandb:
-            self.wandb.log(entry, step=entry['step'])
-
-    # ---- the end
-
-    def last_lines(self, state, signal_name, meta):
-        """ Prints how the training ended, and what may come next. signal_name: of the signal that
-        ended it, or ''; meta: of its dataset. """
-        if signal_name:
-            done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
-            print0(f'{signal_name}: {done}; run the same command again to go on')
-        if self.n_steps:
-            seconds = timedelta(seconds=int(time.perf_counter() - self.began))
-            print0(f'{self.n_steps:,} steps in {seconds}; checkpoints in {self.out_dir}')
-        elif not signal_name:
-            print0(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
-                   'raise --max_iters to go on')
-        if not signal_name:
-            print0(self.next_commands(state.model.config.streams, meta))
-
-    def next_commands(self, streams, meta):
-        """ Commands that write with the run, and that measure it. """
-        # what sample.py reads by default. Not every latent has an encoder that a text goes through
-        given = '--text="..."'
-        if len(streams) == 1:
-            given = '--num_samples=4'
-        elif self.modes & {'l2t', 'causal'} and not meta['encoder']:
-            given = '--image=FILE.png' if meta['source'].get('image_size') else '--latents=FILE.npy'
-        elif self.modes == {'unconditional'}:
-            given = '--num_samples=4'
-            if not self.is_masked:                         # then it draws one at a time
-                given = '--mode=text --num_samples=4'
-        tasks = ''
-        if meta['splits']['val']['samples'] == 1:          # no other text to shuffle it with
-            tasks = ' --tasks=nelbo'
-
-        # from the folder that one is in
-        out_dir = shlex.quote(self.out_dir)
-        sample, evaluate = (shlex.quote(os.path.relpath(os.path.join(HERE, f'{script}.py')))
-                            for script in ('sample', 'evaluate'))
-        return (f'python {sample} --out_dir={out_dir} {given}\n'
-                f'python {evaluate} --out_dir={out_dir}{tasks}')
 
 
 def print_skip(skip):

@@ -11,11 +11,13 @@ Controls
     ridge       a regression from the bag of tokens: what a model gets that reads words but no
                 order. lead: how far ahead of it, text by text (of squared_error: below 0 is better)
 """
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from corpora.bag import Counts, texts_and_latents
+from corpora.bag import MOST_NUMBERS, Counts
 from diffusion import is_end
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import BOTH, MAKES, Needs
@@ -63,16 +65,29 @@ def counts_of(run, texts):
     return Counts(torch.cat(texts), offsets, run.net.text.mask_id)
 
 
-def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0)):
+def without_ends(run, tokens):
+    """ The texts of tokens (n, L): a list of (l,). """
+    is_text = ~is_end(tokens, run.tokenizer)
+    return list(tokens[is_text].split(is_text.sum(1).tolist()))
+
+
+def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096):
     """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split,
     or on an even share of it, by at most 30 steps of conjugate gradients: the linear model of
     corpora/bag.py, without an encoder. The penalty is chosen on a random tenth of it. """
+    # texts and their latents, some rows at a time: as rows they are padded
     train = open_split(run, folder, 'train')
-    of_train, offsets, z = texts_and_latents(train)                      # z (n_train, N D)
-    texts = of_train.split(offsets.diff().tolist())
+    D = math.prod(train.latent_shape)
+    stride = -(-len(train) // (MOST_NUMBERS // D))
+    chosen = np.arange(0, len(train), stride)
+    texts, latents = [], []
+    for i in range(0, len(chosen), block):
+        x, z = train.rows(chosen[i:i + block])
+        texts += without_ends(run, x)
+        latents.append(z.flatten(1))
+    z = torch.cat(latents)                                               # (n_train, N D)
 
-    # the penalty that is best on a random tenth, which is not fitted then. With fewer than ten
-    # texts it is the first
+    # the penalty that is best on a random tenth; with fewer than ten texts the first
     order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
     held_out, fitted = np.split(order, [len(texts) // 10])
     best_penalty = penalties[0]
@@ -81,18 +96,14 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0)):
         tried = counts_of(run, [texts[i] for i in held_out])
         of_fitted = z[fitted]
         of_tried = z[held_out]
-        errors = []
-        for penalty in penalties:
-            W = counts.solve(of_fitted, penalty)
-            errors.append((tried.times(W) - of_tried).square().mean())
+        errors = [(tried.times(counts.solve(of_fitted, penalty)) - of_tried).square().mean()
+                  for penalty in penalties]
         del of_fitted
         best_penalty = penalties[int(np.argmin(errors))]
 
-    # with this penalty, fitted on all
-    W = Counts(of_train, offsets, run.net.text.mask_id).solve(z, best_penalty)       # (V, N D)
-    is_text = ~is_end(tokens, run.tokenizer)
-    asked = tokens[is_text].split(is_text.sum(1).tolist())
-    z = counts_of(run, asked).times(W)
+    # with it, fitted on all
+    W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
+    z = counts_of(run, without_ends(run, tokens)).times(W)
     return run.raw_latents(z.view(len(tokens), *train.latent_shape))
 
 
