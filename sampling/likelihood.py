@@ -60,10 +60,10 @@ def nats_per_token(net, tokens, z, knobs, draws=64):
         text = row // draws
         found = net.nats(
             tokens[text],
-            taken(z, text),
+            None if z is None else z[text],
             clock,
             None if net.is_causal else u[row % draws],
-            taken(known_mask, text))
+            None if known_mask is None else known_mask[text])
         nats.index_add_(0, text, found / draws)
     return nats / n_real.clamp(min=1)
 
