@@ -133,7 +133,8 @@ def measure_sweep(run, ctx, name, task, points):
     table = {}
     for point in points:
         label = ', '.join(f'{knob}={value}' for knob, value in point.items())
-        run.net.row_calls, began = 0, time.perf_counter()
+        run.net.row_calls = 0
+        began = time.perf_counter()
         made = task.generate(run, ctx, **knobs_of(task, point))
         ms = 1000 * (time.perf_counter() - began) / len(made)
         figures = Figures(len(made))           # of an edit, the texts that have such a word

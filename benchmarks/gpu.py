@@ -63,9 +63,11 @@ def run(knobs):
     on_gpu = device != 'cpu'
     with tempfile.TemporaryDirectory() as folder:
         print(f'{"config":<28}{"tokens a step":>12}{"ms":>10}{"tokens/s":>12}{"MFU %":>8}{"GB":>8}')
-        rows, more = ROWS, []
+        rows = ROWS
+        more = []
         if not on_gpu:
-            rows, more = [(name, 'false', 4) for name in LATENT_DIMS], TINY
+            rows = [(name, 'false', 4) for name in LATENT_DIMS]
+            more = TINY
         wrong = []
         for name, compiled, steps in rows:
             label = f'{name}, compile={compiled}'

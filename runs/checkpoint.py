@@ -310,10 +310,11 @@ def write_checkpoint(out_dir, step, tensors, training_state, keep=2, best=False)
     OSError where it cannot be written, ValueError where a tensor is not finite. Then nothing of it
     is left, and the checkpoints before it are untouched. """
     folder = Path(out_dir) / f'step-{step:08d}'
+
+    # a broken checkpoint would push the good ones out
     for kind, state in tensors.items():
         for name, tensor in state.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                # a broken checkpoint would push the good ones out
                 raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
 
     # where step-N is there already, only its name is written: it was saved before it was best

@@ -18,7 +18,8 @@ from tasks.measures import correlation
 
 @torch.inference_mode()
 def measure(run, ctx):
-    tokens, draws = ctx.tokens, ctx.knobs['draws']
+    tokens = ctx.tokens
+    draws = ctx.knobs['draws']
     batch = run.net.rows_that_fit(ctx.knobs['sample_batch'], run.net.L)
     z = None
     if ctx.raw is not None:

@@ -24,7 +24,7 @@ from tasks.measures import perplexity_of
 
 def measure(run, ctx):
     learned = run.net.learned
-    draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
+    draws = ctx.knobs['draws']
 
     # by diffusion, and from left to right: a network may have learned both
     figures = Figures(ctx.n)
@@ -33,7 +33,8 @@ def measure(run, ctx):
     if run.net.is_causal:
         figures |= nelbo(run, ctx, draws=0)
     if learned & set(MAKES) and 'latent' in run.net.streams:
-        figures |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
+        figures |= latent_mse(run, ctx.tokens, ctx.raw, draws, ctx.knobs['seed'],
+                              ctx.knobs['sample_batch'])
     return figures
 
 
@@ -103,7 +104,8 @@ def nelbo(run, ctx, draws):
 def latent_mse(run, tokens, raw, draws, seed, batch):
     """ Figures: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what
     the mean latent gets. """
-    net, live = run.net, run.stats.live
+    net = run.net
+    live = run.stats.live
     n = len(tokens)
     z = run.stats.standardise(raw)
     all_masked = torch.where(net.ends(tokens), tokens, net.text.mask_id)

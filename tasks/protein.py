@@ -81,7 +81,8 @@ def measure(run, ctx):
 
 def predict(run, noisy, mask, knobs):
     """ noisy (n, L) with the network's first choice at the masked positions. """
-    net, rows = run.net, rows_of(len(noisy))
+    net = run.net
+    rows = rows_of(len(noisy))
     found = noisy.clone()
     for part in net.batches(len(noisy), knobs.sample_batch):
         positions = positions_of(mask[part])                             # (P,)

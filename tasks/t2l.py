@@ -52,7 +52,8 @@ def judge(run, ctx, found):
     error = difference.square().mean(1).sum(1) / stats.live.sum()
 
     # all embeddings of an encoder point much the same way; less their mean they do not
-    centred, centred_raw = ((x - stats.mean).flatten(1) for x in (found, raw))
+    centred = (found - stats.mean).flatten(1)
+    centred_raw = (raw - stats.mean).flatten(1)
     return {'centred_cosine': F.cosine_similarity(centred, centred_raw).numpy(),
             'squared_error': error.numpy(),
             **retrieval(found, raw, ctx.texts)}
