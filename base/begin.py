@@ -6,9 +6,10 @@ How a script begins. It is imported before torch, and only where the script is t
 
 It sets what must be set before torch is loaded, and what holds until the script ends:
     a thread that waits spins only for a moment, so that other programs get the core
-    Ctrl-C and an output that is full are one line on stderr, no traceback
-    what an output cannot show is escaped, and where nobody reads any more, nothing is written
-    RANK and its companions in the environment are whole numbers that go together
+    Ctrl-C is one line on stderr, no traceback; and so is an output that takes no more
+    a character that an output cannot show is escaped; when nobody reads any more, nothing is
+        written
+    RANK, LOCAL_RANK and WORLD_SIZE in the environment are whole numbers that go together
 """
 import errno
 import io
