@@ -1,6 +1,6 @@
 # make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
 #                   the main job from end to end, on a CPU: text from an embedding, an embedding
-#                   from text, gaps filled, both from noise, and each beside its controls
+#                   from text, gaps filled, both from noise, and each with its controls
 # make test         makes the environment, installs, runs all tests, on the CPU: they see no card
 # make gpu          makes the environment, installs, runs the tests of a card, times our configs on
 #                   it, compares its losses with a CPU's; without a card it fails

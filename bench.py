@@ -1,11 +1,11 @@
 """
-Speed as a ratio: one side beside the other in one run, by turns, medians over rounds. The code of
+Speed as a ratio: one side against the other in one run, by turns, medians over rounds. The code of
 each comparison is a file in benchmarks/.
 
     python bench.py --lines="config/speedrun.py | config/quickstart.py"     # trainings, any two
-    python bench.py --what=step --shape=small      # a training step beside transformers'
-    python bench.py --what=samplers --shape=captions    # milliseconds a text, beside GPT-2
-    python bench.py --what=gpu     # our configs on a card, on random data; losses beside a CPU's
+    python bench.py --what=step --shape=small      # a training step against transformers'
+    python bench.py --what=samplers --shape=captions    # milliseconds a text, against GPT-2
+    python bench.py --what=gpu     # our configs on a card, and its losses against a CPU's
     python bench.py --what=gpu --device=cpu      # a tiny size: does it run?
 """
 import os

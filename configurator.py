@@ -200,8 +200,10 @@ def on_command_line(name):
 def here_or_beside(path):
     """ Where a file or folder lies that is only read: here, or else next to this module. The path
     as it is given where it is in neither place. """
-    beside = os.path.join(HERE, path)
-    return beside if path and not os.path.exists(path) and os.path.exists(beside) else path
+    next_to_scripts = os.path.join(HERE, path)
+    if path and not os.path.exists(path) and os.path.exists(next_to_scripts):
+        return next_to_scripts
+    return path
 
 
 def seen_from(path):

@@ -1,5 +1,5 @@
 """
-Measure a run on its validation split, each figure beside the controls that would expose it.
+Measure a run on its validation split. Each figure comes with the controls that would expose it.
 
     python evaluate.py --out_dir=out/quickstart               # what the run was trained for
     python evaluate.py --tasks=sts --sts=stsb-en-dev.csv
@@ -7,7 +7,7 @@ Measure a run on its validation split, each figure beside the controls that woul
                        --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
     python evaluate.py --out_dir=out/quickstart --texts=my.txt      # embeds other texts
 
-A task is a file in tasks/, whose header says what it measures and beside which controls.
+A task is a file in tasks/. Its header says what it measures, and with which controls.
 
 Figures are means over texts with standard errors. They are written to out_dir/results.json, each
 with its knobs, texts, commit and checkpoint. What is measured again replaces its old records.
@@ -20,21 +20,19 @@ if __name__ == '__main__':
     import base.begin                                      # before torch
 
 import itertools
-import math
 import re
-import shutil
 import time
 
 import numpy as np
 
-from base.console import shown, stop_on_error
+from base.console import print_table, shown, stop_on_error
 from base.files import sha256
 from base.machine import keep_freed_memory
 from base.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
 from configurator import configure, here_or_beside, on_command_line, read_knobs
 from data import read_meta
 from runs.checkpoint import as_written, of_dataset
-from runs.results import add_results, read_results
+from runs.results import add_results, figure_text, read_results
 from runs.run_folder import git_commit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
@@ -123,8 +121,8 @@ def read_sweep(spec, config):
 
 
 def measure_sweep(run, ctx, name, task, points):
-    """ Measures the task at each point: quality beside the network calls and the milliseconds that
-    a text took. Each point is recorded when it is measured. """
+    """ Measures the task at each point: the quality, and the network calls and milliseconds that a
+    text took. Each point is recorded when it is measured. """
     # the first calls of a process are slow. One draft tells as much
     first = knobs_of(task, points[0])
     if 'rerank' in task.settings:
@@ -135,14 +133,15 @@ def measure_sweep(run, ctx, name, task, points):
     table = {}
     for point in points:
         label = ', '.join(f'{knob}={value}' for knob, value in point.items())
-        run.net.row_calls, began = 0, time.perf_counter()
+        run.net.row_calls = 0
+        began = time.perf_counter()
         made = task.generate(run, ctx, **knobs_of(task, point))
         ms = 1000 * (time.perf_counter() - began) / len(made)
         figures = Figures(len(made))           # of an edit, the texts that have such a word
         figures.enter('', {'calls': run.net.row_calls / len(made), 'ms': ms})
         figures.enter('', task.judge(run, ctx, made))
 
-        record(run, ctx, name, task, figures, point)
+        record_figures(run, ctx, name, task, figures, point)
         table |= {(label, metric): figure for (_, metric), figure in figures.items()}
         print(f'{label}: {ms:.4g} ms a text', flush=True)
     show_figures(ctx, name, table, figures.n)
@@ -155,96 +154,93 @@ def knobs_of(task, point):
 # -----------------------------------------------------------------------------
 # Figures, printed and recorded
 
-def print_table(task, figures, n, width=None):
-    """ Metrics down, controls across; value and standard error. Controls that do not fit in the
-    width of the terminal (100 columns where there is none) follow in a block of their own. """
-    width = width or shutil.get_terminal_size((100, 24)).columns
-    counts = [f', {metric} {value}' for (_, metric), (value, _) in figures.items()
-              if isinstance(value, int)]
-    print(f'\n{task}: n {n}{"".join(counts)}')
-
-    # {control: {metric: cell}}
-    columns = {}
+def print_figures(task, figures, n):
+    """ A table: metrics down, controls across. Whole numbers are counts, and stand above it. """
+    counts = ''
+    cells_of = {}                                          # {metric: {control: cell}}
+    controls = {}                                          # in order; the values say nothing
     for (control, metric), (value, se) in figures.items():
-        if not isinstance(value, int):
-            error = ' ' * 8 if se is None else f' ± {se:<5.3f}'
-            cell = 'undefined' if math.isnan(value) else f'{value:.3f}'
-            columns.setdefault(control or task, {})[metric] = f'{cell:>10}{error}'
-    first = 2 + max(len(metric) for column in columns.values() for metric in column)
-    each = max(18, 2 + max(map(len, columns)))
+        if isinstance(value, int):
+            counts += f', {metric} {value}'
+        else:
+            cell = figure_text(value, se)
+            if se is None:
+                cell += ' ' * 8                            # so values stand below each other
+            cells_of.setdefault(metric, {})[control] = cell
+            controls[control] = None
 
-    # block by block
-    controls = list(columns)
-    n_fit = max(1, (width - first) // each)
-    for i in range(0, len(controls), n_fit):
-        block = controls[i:i + n_fit]
-        if i:
-            print()
-        print(' ' * first + ''.join(f'{control:>{each}}' for control in block))
-        for metric in dict.fromkeys(metric for control in block for metric in columns[control]):
-            cells = [columns[control].get(metric, '') for control in block]
-            line = f'{metric:<{first}}' + ''.join(f'{cell:>{each}}' for cell in cells)
-            print(line.rstrip())
-    if any(metric == 'f1' for _, metric in figures):
+    rows = [['', *(control or task for control in controls)]]
+    for metric, cells in cells_of.items():
+        rows.append([metric, *(cells.get(control, '') for control in controls)])
+    print(f'\n{task}: n {n}{counts}')
+    print_table(rows)
+    if 'f1' in cells_of:
         print('f1 is of the sets of words: it does not see what is said twice, length does')
 
 
 def print_summary(chosen, measured):
-    """ One line for each of the headlines of the tasks, with its controls side by side. The lead
-    over the rival is of paired texts. """
-    rows, rivals = [], []
+    """ A table with one line for each of the headlines of the tasks. """
+    rows = [['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']]
+    rivals = []
     for name, task in chosen.items():
-        figures, rival = measured[name], task.rival
+        figures = measured[name]
         for label, control, metric in task.headlines:
-            if (control, metric) in figures:
-                # the controls of a control stand one line above
-                controls = [control] if control else ['', 'shuffled', 'null', rival, 'lead']
-                rows.append([label, *summary_cells(figures, controls, metric)])
-        if any(control == rival for control, _ in figures):
-            rivals.append(f'{rival} ({name})')
-    if len(rows) < 2:
+            if (control, metric) not in figures:
+                continue
+            # the controls of a control stand one line above
+            controls = [control]
+            if not control:
+                controls = ['', 'shuffled', 'null', task.rival, 'lead']
+            rows.append([label, *summary_cells(figures, controls, metric)])
+        if any(control == task.rival for control, _ in figures):
+            rivals.append(f'{task.rival} ({name})')
+
+    # a single headline stands in its own table already
+    if len(rows) < 3:
         return
-    titles = ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']
     print()
-    for row in [titles, *rows]:
-        cells = ''.join(f' {cell:>13}' for cell in row[1:])
-        print(f'{row[0]:<29}' + cells.rstrip())
+    print_table(rows)
     if rivals:
         print(f'rival: {", ".join(rivals)}\nlead: over the rival, text by text')
 
 
 def summary_cells(figures, controls, metric):
-    """ A metric and its standard error of each control, or '' where there is none: 24.1 ± 1.4,
-    .912 ± .003. """
+    """ A metric of each control, or '' where there is none: 24.1 ± 1.4, .912 ± .003. """
+    # as many digits as the first one needs
     value, se = figures[controls[0], metric]
-    digits = 1 if max(abs(value), 10 * (se or 0)) >= 10 else 3
+    digits = 3
+    if max(abs(value), 10 * (se or 0)) >= 10:
+        digits = 1
+
     cells = []
     for control in controls:
-        values = [value for value in figures.get((control, metric), ()) if value is not None]
-        if values and math.isnan(values[0]):
-            cells.append('undefined')
-            continue
-        written = [f'{value:.{digits}f}' for value in values]
-        cells.append(' ± '.join(re.sub(r'^(-?)0\.', r'\1.', number) for number in written))
+        text = ''
+        if (control, metric) in figures:
+            text = figure_text(*figures[control, metric], digits)
+        cells.append(re.sub(r'(?<!\d)0\.', '.', text))
     return cells
 
 
-def record(run, ctx, name, task, figures, point={}):
+def record_figures(run, ctx, name, task, figures, point={}):
     """ Writes the figures of a task, or of a point of a sweep, into results.json at once. """
     # of the knobs that decide them, those that are not at their defaults
-    source, more = ('', {}) if task.has_own_texts else ctx.source
-    knobs = {}
-    for name_of_knob in ('which', 'seed', 'field', 'dtype', *task.settings):
-        value = ctx.knobs[name_of_knob]
-        if name_of_knob not in point and value != KNOBS[name_of_knob].default:
-            knobs[name_of_knob] = value
+    source, knobs = ctx.source
+    if task.has_own_texts:
+        source, knobs = '', {}
+    knobs = dict(knobs)
+    for knob in ('which', 'seed', 'field', 'dtype', *task.settings):
+        value = ctx.knobs[knob]
+        if knob not in point and value != KNOBS[knob].default:
+            knobs[knob] = value
+
+    # a record of each figure
     same = dict(
-        n=figures.n, texts=source, point=point, knobs=knobs | more,
+        n=figures.n, texts=source, point=point, knobs=knobs,
         checkpoint=run.checkpoint, commit=git_commit())
+    records = [dict(task=name, metric=metric, control=control, value=value, se=se, **same)
+               for (control, metric), (value, se) in figures.items()]
     ctx.held.check()
-    add_results(os.path.join(out_dir, 'results.json'), [
-        dict(task=name, metric=metric, control=control, value=value, se=se, **same)
-        for (control, metric), (value, se) in figures.items()])
+    add_results(os.path.join(out_dir, 'results.json'), records)
     if ctx.arrays:
         with write_whole(os.path.join(out_dir, f'{name}s.npz')) as f:
             np.savez(f, written_by=np.bytes_(WRITTEN_BY), **ctx.arrays)
@@ -266,41 +262,29 @@ def show_figures(ctx, name, figures, n):
     """ Prints the figures of a task, and what it wrote. """
     if ctx.shown[:show]:
         print(shown('\n' + '\n'.join(ctx.shown[:show]).rstrip('\n')))
-    print_table(name, figures, n)
+    print_figures(name, figures, n)
     print(f'\nwritten to {os.path.join(out_dir, "results.json")}', flush=True)
 
 # -----------------------------------------------------------------------------
 
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
-    # what can be missing is asked for before anything is computed
+    # the run, and what can be missing: that is asked for before anything is computed
     where = encoder if on_command_line('encoder') else ''
     run = Run(out_dir, which, device, dtype, where)
     held = Held(out_dir)
     chosen = choose_tasks(run)
     config['sample_batch'] = run.net.rows_that_fit(config['sample_batch'])
     config['dtype'] = run.net.dtype
-    path = os.path.join(out_dir, 'results.json')
-    if os.path.exists(path):
-        read_results(path)
-    check_writable(path)
-    for name in chosen:
-        check_ours(os.path.join(out_dir, f'{name}s.npz'), '')
+    check_results(chosen)
     prepared = {name: task.prepare(run, config) for name, task in chosen.items()
                 if task.prepare}
     if run.meta['encoder'] and any(task.embeds for task in chosen.values()):
         run.load_encoder()
-    points = read_sweep(sweep, config) if sweep else []
-    for point, task in itertools.product(points, chosen.values()):
-        if task.prepare and task.judge:
-            task.prepare(run, config | point)
+    points = []
     if sweep:
-        chosen = {name: task for name, task in chosen.items() if task.judge}
-        read = {knob for task in chosen.values() for knob in task.settings}
-        unread = ', '.join({*points[0]} - read)
-        if unread:
-            raise ValueError(f'sweep={sweep!r}: {unread} changes nothing in tasks={tasks}; a sweep '
-                             'is of l2t, t2l, edit, molecule')
+        points = read_sweep(sweep, config)
+        chosen = tasks_of_sweep(run, chosen, points, config)
 
     # the texts
     with as_written(out_dir):
@@ -317,18 +301,45 @@ def evaluate(config):
                              '--tasks=nelbo takes one; prepare.py --val_fraction=0.1 sets more '
                              'aside')
 
-    # measure
+    # the figures, task by task
     measured = {}
     for name, task in chosen.items():
         ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source, held)
         if sweep:
             measure_sweep(run, ctx, name, task, points)
         else:
-            measured[name] = task.measure(run, ctx)
-            record(run, ctx, name, task, measured[name])
-            show_figures(ctx, name, measured[name], measured[name].n)
+            figures = task.measure(run, ctx)
+            measured[name] = figures
+            record_figures(run, ctx, name, task, figures)
+            show_figures(ctx, name, figures, figures.n)
     if measured:
         print_summary(chosen, measured)
+
+
+def check_results(chosen):
+    """ ValueError where the figures of these tasks could not be written into the run folder. """
+    path = os.path.join(out_dir, 'results.json')
+    if os.path.exists(path):
+        read_results(path)
+    check_writable(path)
+    for name in chosen:
+        check_ours(os.path.join(out_dir, f'{name}s.npz'), '')
+
+
+def tasks_of_sweep(run, chosen, points, config):
+    """ Those of the tasks that a sweep measures. ValueError where a point of it is not possible, or
+    where a knob changes nothing. """
+    swept = {name: task for name, task in chosen.items() if task.judge}
+    for point in points:
+        for task in swept.values():
+            if task.prepare:
+                task.prepare(run, config | point)
+    read = {knob for task in swept.values() for knob in task.settings}
+    unread = ', '.join({*points[0]} - read)
+    if unread:
+        raise ValueError(f'sweep={sweep!r}: {unread} changes nothing in tasks={tasks}; a sweep '
+                         'is of l2t, t2l, edit, molecule')
+    return swept
 
 
 def main():

@@ -285,7 +285,7 @@ def main():
         if step % 100 == 0:
             print(f'step {step:,} of {max_iters:,}, loss {loss.item():.3f}', flush=True)
 
-    # an embedding from text, beside the real one
+    # an embedding from text, against the real one
     x, z = val.rows(range(64))
     z = z[:, 0]                                                          # (64, D)
     cosine = F.cosine_similarity(latent_of_text(model, x, D), z).mean()

@@ -30,7 +30,7 @@ from runs.results import find, read_results
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | images | report
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
-save = ''                       # '': <what>.png or report.html, beside the training's log if
+save = ''                       # '': <what>.png or report.html, next to the training's log if
                                 # <out_dir> has one, else here
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
@@ -89,58 +89,51 @@ def read_log(path):
 
 def check_entry(entry):
     """ Some error unless what is drawn of an entry of the log is made of numbers. """
-    bins = [value for name, value in entry.items() if name.endswith('_by_t')]
-    if any(len(value) != 4 for value in bins):
-        raise ValueError
     numbers = [entry['step']]
     numbers += [entry[name] for name in DRAWN if name in entry]
     numbers += [skip['step'] for skip in entry.get('skips', [])]
-    numbers += [x for four in bins for x in four if x is not None]
+    for name, value in entry.items():
+        if name.endswith('_by_t'):
+            if len(value) != 4:
+                raise ValueError
+            numbers += [number for number in value if number is not None]
     sum(numbers, 0.0)                          # no text, and no integer that no float can hold
-
-
-def read_images(out_dir):
-    """ The arrays of images.npz: pictures (n, S, S, channels), and their texts (n,). """
-    path = os.path.join(out_dir, 'images.npz')
-    check_file(path, 'run evaluate.py --tasks=image first')
-    return read_arrays(path)
 
 # -----------------------------------------------------------------------------
 # Curves
 
-def draw_series(axis, entries, label_of, style='-'):
-    """ label_of: {name of a value: label}; a value that the log does not have has no line. """
-    for name, label in label_of.items():
-        points = [(e['step'], e[name]) for e in entries if e.get(name) is not None]
-        if points:
-            axis.plot(*zip(*points), style, label=label)
+def draw_line(axis, points, label, style='-'):
+    """ points: [(x, y)]. One without y is left out, and of no points there is no line. """
+    points = [(x, y) for x, y in points if y is not None]
+    if points:
+        axis.plot(*zip(*points), style, label=label)
+
+
+def draw_value(axis, entries, name, label, style='-'):
+    """ A value of the log against the steps. """
+    draw_line(axis, [(entry['step'], entry.get(name)) for entry in entries], label, style)
 
 
 def mean_by_clock(entry):
-    """ An entry with the training error of the latents as a mean over the four bins of the clock:
-    per row that has this loss, as in validation. The loss in the log is per row of a batch. """
+    """ The training error of the latents as a mean over the four bins of the clock, or None: per
+    row that has this loss, as in validation. The loss in the log is per row of a batch. """
     errors = [error for error in entry.get('latent_mse_by_t', []) if error is not None]
-    if not errors:
-        return entry
-    n_bins = len(errors)
-    mean = sum(errors) / n_bins
-    return entry | dict(latent_mse=mean)
+    return sum(errors) / len(errors) if errors else None
 
 
 def draw_loss(axis, entries, stream):
     """ A stream's loss against steps, with the validation. """
     if stream == 'text':
-        training = dict(text_nats_per_token='training',
-                        causal_nats_per_token='training, left to right')
-        validation = dict(val_text='validation', val_causal='validation, left to right')
         unit = 'nats per token, PAD not counted'
+        draw_value(axis, entries, 'text_nats_per_token', 'training')
+        draw_value(axis, entries, 'causal_nats_per_token', 'training, left to right')
+        draw_value(axis, entries, 'val_text', 'validation', 'o-')
+        draw_value(axis, entries, 'val_causal', 'validation, left to right', 'o-')
     else:
-        training = dict(latent_mse='training')
-        validation = dict(val_latent='validation')
         unit = 'squared error per dimension'
-        entries = list(map(mean_by_clock, entries))
-    draw_series(axis, entries, training)
-    draw_series(axis, entries, validation, 'o-')
+        training = [(entry['step'], mean_by_clock(entry)) for entry in entries]
+        draw_line(axis, training, 'training')
+        draw_value(axis, entries, 'val_latent', 'validation', 'o-')
     axis.set(xlabel='step', ylabel=unit, title=stream)
 
 
@@ -153,48 +146,45 @@ def label_log(axis):
 
 
 def put_legend(axis):
-    """ Beside the axes: on them it covers curves. """
+    """ Next to the axes: on them it would cover curves. """
     axis.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
 
 
-def draw_by_clock(axis, entries, stream):
+def draw_by_clock(axis, entries, name, stream):
     """ A stream's error in four bins of its clock. """
-    name = 'latent_mse_by_t'
-    if stream == 'text':
-        name = 'text_nll_by_t'
+    with_bins = [entry for entry in entries if name in entry]
     for i in range(4):
-        points = [(e['step'], e[name][i]) for e in entries
-                  if name in e and e[name][i] is not None]
-        if points:
-            axis.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]')
+        points = [(entry['step'], entry[name][i]) for entry in with_bins]
+        draw_line(axis, points, f't in [{i / 4}, {(i + 1) / 4}]')
     axis.set(xlabel='step', title=f'{stream}, by clock')
 
 
 def draw_curves(entries, plt):
     """ A row for each stream: its loss, and its error by clock, the one diagnostic that a
     diffusion run needs. A last row: gradient norm with the skipped steps, and speed. """
-    streams = [s for s in ('text', 'latent') if any(f'{s}_loss' in e for e in entries)]
+    by_clock = {'text': 'text_nll_by_t', 'latent': 'latent_mse_by_t'}
+    streams = [stream for stream in by_clock
+               if any(f'{stream}_loss' in entry for entry in entries)]
     n_rows = len(streams) + 1
     figure, axes = plt.subplots(n_rows, 2, figsize=(12, 3.4 * n_rows), squeeze=False)
     for (left, right), stream in zip(axes, streams):
         draw_loss(left, entries, stream)
-        draw_by_clock(right, entries, stream)
-        for axis in (left, right):
-            label_log(axis)
+        draw_by_clock(right, entries, by_clock[stream], stream)
+        label_log(left)
+        label_log(right)
 
-    # gradient norm; a red line for every skipped step
+    # gradient norm; a red line for every skipped step, of which one is in the legend
     left, right = axes[-1]
-    draw_series(left, entries, dict(grad_norm='gradient norm'))
-    skipped = [skip['step'] for e in entries for skip in e.get('skips', [])]
-    for i, step in enumerate(skipped):
-        label = None
-        if i == 0:
-            label = 'skipped steps'
-        left.axvline(step, color='red', linewidth=0.8, label=label)
+    draw_value(left, entries, 'grad_norm', 'gradient norm')
+    label = 'skipped steps'
+    for entry in entries:
+        for skip in entry.get('skips', []):
+            left.axvline(skip['step'], color='red', linewidth=0.8, label=label)
+            label = None
     left.set(xlabel='step')
     label_log(left)
 
-    draw_series(right, entries, dict(tokens_per_s='tokens per second'))
+    draw_value(right, entries, 'tokens_per_s', 'tokens per second')
     right.set(xlabel='step', ylim=(0, None))
     put_legend(right)
     return figure
@@ -216,32 +206,42 @@ def read_sweeps(records, metric):
     texts and knobs have a panel of their own. A line has one setting of the knobs but x's. """
     panels = {}
     for record in records:
-        task, n, point = record['task'], record['n'], record['point']
+        point = record['point']
         if not point or record['metric'] != metric:
             continue
-        others = {'of': record['texts']} | record['knobs']
-        named = [f'{name} {value}' for name, value in others.items() if value]
-        panel = '\n'.join([f'{task} over {", ".join(sorted(point))}, {n} texts', *named])
 
+        # the panel: what was swept, and what else the figures are of
+        of = {'of': record['texts']} | record['knobs']
+        title = f'{record["task"]} over {", ".join(sorted(point))}, {record["n"]} texts'
+        panel = '\n'.join([title, *(f'{name} {value}' for name, value in of.items() if value)])
+
+        # the line: the knobs but x's. Where no knob is a number, these words are along x
         knob = knob_of_x(point)
         setting = ', '.join(f'{name} {value}' for name, value in point.items() if name != knob)
-        x = point.get(knob, shown(setting))
-        if not knob and len(point) == 1:                   # the panel names the knob
-            x = shown(*point.values()) or 'none'
-        if knob in STEPS:
-            same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
-            calls = find(records, task, 'calls', **same)
-            if not calls:
-                raise ValueError(f'results.json has no calls of {task} with {setting or point}: '
-                                 'measure the sweep again')
-            x = calls['value']
-        line = task
-        if knob and setting:
-            line = setting
+        if knob:
+            line = setting or record['task']
+            x = x_of(records, record, knob, setting or point)
+        else:
+            line = record['task']
+            x = shown(setting)
+            if len(point) == 1:                            # the panel names the knob
+                x = shown(*point.values()) or 'none'
         lines = panels.setdefault((panel, knob), {})
         if record['value'] is not None:                    # null: it is not defined there
             lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
     return panels
+
+
+def x_of(records, record, knob, setting):
+    """ Where a record stands along x: at the value of the knob, steps at their network calls. """
+    if knob not in STEPS:
+        return record['point'][knob]
+    same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
+    calls = find(records, record['task'], 'calls', **same)
+    if not calls:
+        raise ValueError(f'results.json has no calls of {record["task"]} with {setting}: '
+                         'measure the sweep again')
+    return calls['value']
 
 
 def draw_sweeps(panels, metric, plt):
@@ -252,14 +252,16 @@ def draw_sweeps(panels, metric, plt):
     figure, axes = plt.subplots(len(panels), figsize=(8, 4 * len(panels)), squeeze=False)
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
+            style = 'o'                                    # words, which no line joins
             if knob:
-                axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
-            else:                                          # words, which no line joins
-                axis.errorbar(*zip(*line), fmt='o', capsize=2, label=shown(label))
-                axis.tick_params(axis='x', rotation=30)
-        x = knob
-        if knob in STEPS:
-            x = 'network calls per text'
+                style = 'o-'
+                line = sorted(line)
+            axis.errorbar(*zip(*line), fmt=style, capsize=2, label=shown(label))
+        if not knob:
+            axis.tick_params(axis='x', rotation=30)
+
+        # steps and drafts double from point to point
+        x = 'network calls per text' if knob in STEPS else knob
         axis.set(xlabel=shown(x), ylabel=metric, title=shown(panel))
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
@@ -272,10 +274,9 @@ def draw_sweeps(panels, metric, plt):
 
 def check_pictures(texts, pictures, name):
     """ ValueError unless these are pictures (n, S, S, channels) of numbers, and a text on each. """
-    is_right = (texts.dtype.kind == 'U' and pictures.dtype.kind in 'uif' and pictures.size
-                and pictures.ndim == 4 and pictures.shape[3] in (1, 3)
-                and texts.shape == pictures.shape[:1])
-    if not is_right:
+    are_texts = texts.dtype.kind == 'U' and texts.shape == pictures.shape[:1]
+    are_numbers = pictures.dtype.kind in 'uif' and pictures.size
+    if not are_texts or not are_numbers or pictures.ndim != 4 or pictures.shape[3] not in (1, 3):
         raise ValueError(f'images.npz: {name} is {pictures.dtype} {pictures.shape}, with texts '
                          f'{texts.dtype} {texts.shape}; run evaluate.py --tasks=image again')
 
@@ -310,48 +311,61 @@ def draw_images(arrays, plt, columns=10, rows=2):
 # -----------------------------------------------------------------------------
 # The command
 
-def draw(plt):
+def picture(plt):
     """ The picture that is asked for. ValueError says what is missing. """
     if what == 'images':
-        return draw_images(read_images(out_dir), plt)
+        path = os.path.join(out_dir, 'images.npz')
+        check_file(path, 'run evaluate.py --tasks=image first')
+        return draw_images(read_arrays(path), plt)
     if what == 'sweep':
         path = os.path.join(out_dir, 'results.json')
         check_file(path, 'run evaluate.py first')
         return draw_sweeps(read_sweeps(read_results(path), metric), metric, plt)
-    entries = read_log(os.path.join(out_dir, LOG))
-    return draw_curves(entries, plt)
+    return draw_curves(read_log(os.path.join(out_dir, LOG)), plt)
 
 
-def make_report():
-    """ The page as a text. """
-    # they load the run, while the pictures read files
+def losses():
+    """ The curves as HTML, for the page. """
+    figure = draw_curves(read_log(os.path.join(out_dir, LOG)), pyplot())
+    figure.tight_layout()
+    file = io.BytesIO()
+    figure.savefig(file, format='svg')
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="losses" src="data:image/svg+xml;base64,{data}">'
+
+
+def texts_of(run, n):
+    """ (texts, raw latents (n, N, D)) that the page writes again: of the dataset, or the ten of
+    weights/captions, which has none. """
     import torch
-    from sampling import report
     from tasks.common import dataset_of, load_texts
 
-    def losses():
-        entries = read_log(os.path.join(out_dir, LOG))
-        figure = draw_curves(entries, pyplot())
-        figure.tight_layout()
-        file = io.BytesIO()
-        figure.savefig(file, format='svg')
-        data = base64.b64encode(file.getvalue()).decode()
-        return f'<img alt="losses" src="data:image/svg+xml;base64,{data}">'
+    ten = os.path.join(out_dir, 'ten.npy')
+    if not on_command_line('dataset') and os.path.isfile(ten):
+        with open(regular(os.path.join(out_dir, 'ten.txt')), encoding='utf-8') as f:
+            texts = f.read().splitlines()[:n]
+        return texts, torch.from_numpy(read_array(ten)[:n, None])
 
-    def texts_of(run, n):
-        # weights/captions has no dataset, but ten embeddings and their texts
-        ten = os.path.join(out_dir, 'ten.npy')
-        if not on_command_line('dataset') and os.path.isfile(ten):
-            with open(regular(os.path.join(out_dir, 'ten.txt')), encoding='utf-8') as f:
-                texts = f.read().splitlines()[:n]
-            raw = read_array(ten)[:n, None]
-            return texts, torch.from_numpy(raw)
+    texts, _, raw = load_texts(run, dataset_of(run, dataset), n, seed=0)
+    return texts, raw
 
-        folder = dataset_of(run, dataset)
-        texts, _, raw = load_texts(run, folder, n, seed=0)
-        return texts, raw
+
+def write_page(path):
+    # it loads the run, while the pictures read files
+    from sampling import report
     check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
-    return report.page(out_dir, texts_of, losses)
+    write_text(path, report.page(out_dir, texts_of, losses), named=bool(save))
+
+
+def write_picture(path):
+    figure = picture(pyplot())
+    figure.tight_layout()
+    kind = os.path.splitext(path)[1][1:] or 'png'
+    more = {}
+    if kind == 'png':                                      # its mark: check_ours finds it
+        more = dict(metadata={'Software': WRITTEN_BY})
+    with write_whole(path, named=bool(save)) as f:
+        figure.savefig(f, dpi=110, format=kind, **more)
 
 
 def main():
@@ -361,22 +375,15 @@ def main():
     with stop_on_error():
         # an export, such as weights/captions, stays as it was published
         folder = out_dir if os.path.isfile(os.path.join(out_dir, LOG)) else '.'
-        name = f'{what}.png'
-        if what == 'report':
-            name = 'report.html'
+        name = 'report.html' if what == 'report' else f'{what}.png'
         path = save or os.path.join(folder, name)
         check_writable(path)
         if not save:
             check_ours(path, ', or name another file with --save=')
         if what == 'report':
-            write_text(path, make_report(), named=bool(save))
+            write_page(path)
         else:
-            figure = draw(pyplot())
-            figure.tight_layout()
-            kind = os.path.splitext(path)[1][1:] or 'png'
-            more = dict(metadata={'Software': WRITTEN_BY}) if kind == 'png' else {}
-            with write_whole(path, named=bool(save)) as f:
-                figure.savefig(f, dpi=110, format=kind, **more)
+            write_picture(path)
     print(f'written to {path}')
 
 

@@ -182,9 +182,9 @@ def what_it_reads(run, direction):
 def names_of_latents(n):
     """ The names of the n latents of FILE.npy: the lines of FILE.txt next to it, if these are n;
     else FILE.npy[0], FILE.npy[1], ... """
-    beside = os.path.splitext(latents)[0] + '.txt'
+    path = os.path.splitext(latents)[0] + '.txt'
     lines = []
-    with suppress(ValueError, OSError), open(beside, encoding='utf-8') as f:
+    with suppress(ValueError, OSError), open(path, encoding='utf-8') as f:
         # they are only shown. No more than n + 1 lines are read, in case it is another, large file
         lines = [line.strip() for line in itertools.islice(f, n + 1)]
     return lines if len(lines) == n else [f'{latents}[{i}]' for i in range(n)]

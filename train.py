@@ -168,7 +168,8 @@ with stop_on_error():
         stage.flops = grad_accum * world * preflight.flops_of(sketch, micro_batch, stage,
                                                               text_process)
     show_knobs(config)
-    preflight.say(config, sketch, train_data, val_data, stages, micro_batch, grad_accum)
+    preflight.print_findings(config, sketch, train_data, val_data, stages, micro_batch,
+                             grad_accum)
 with stop_on_error(code=4):
     preflight.check_machine(config, device, dtype, sketch)
 if preflight_only:
@@ -278,7 +279,7 @@ def evaluate():
     is_best = val_loss < state.best_val
     state.best_val = min(state.best_val, val_loss)
     state.evaluated_at = state.step
-    log.evaluation(state.step, val, guess, is_best, time.perf_counter() - began)
+    log.log_evaluation(state.step, val, guess, is_best, time.perf_counter() - began)
     return is_best
 
 
@@ -292,7 +293,7 @@ def save(is_best):
     distributed.rank0_or_stop(2, train_data.check_files, digest=False)
     error = state.save(config, is_best)
     if isinstance(error, ValueError):
-        report()
+        log_steps()
         distributed.stop_all(f'{error}; {newest_checkpoint()}: train with guard=10, or a smaller '
                              'learning_rate', code=3)
     if error and (state.failed_saves == 3 or state.step >= max_iters or stop_signal):
@@ -306,7 +307,7 @@ def newest_checkpoint():
     return f'the newest checkpoint is step {state.saved_at}' if state.saved_at else 'none is saved'
 
 
-def report():
+def log_steps():
     """ A line of the steps since the last one, which are of one stage. Every rank must call. """
     if not log.steps:
         return
@@ -318,7 +319,7 @@ def report():
         lr=learning_rate * lr_factor(config, step - 1),
         skipped=int(state.skipped.item()))
     more |= text_process.logged(step - 1)
-    log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
+    log.log_steps(step, rows_a_step * stage.seq_len, stage.flops, **more)
 
 
 def check_streak():
@@ -326,7 +327,7 @@ def check_streak():
     so it is called at log, save and evaluation steps only. """
     streak = int(state.streak.item())
     if streak >= MAX_BAD_STEPS:
-        report()
+        log_steps()
         distributed.stop_all(f'step {state.step}: {streak} steps in a row had no finite loss or '
                              f'gradient, or a gradient norm beyond guard={guard:g} times the '
                              f'median; {newest_checkpoint()}', code=3)
@@ -432,15 +433,15 @@ while True:
     # ---- log: no line spans two stages
     log.add(bad, loss, norm, done)
     if state.step % log_interval == 0 or state.step == stage.end:
-        report()
+        log_steps()
         check_streak()
 
 # ---- the last words
-report()
+log_steps()
 signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
-log.last_words(state, signal_name, train_data.meta)
+log.last_lines(state, signal_name, train_data.meta)
 if log.n_steps and not stop_signal:
     run_folder.forget_signals()                            # all is saved, and this may take long
     error = distributed.first_error(preflight.check_digests, train_data, val_data)

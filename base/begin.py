@@ -6,15 +6,18 @@ How a script begins. It is imported before torch, and only where the script is t
 
 It sets what must be set before torch is loaded, and what holds until the script ends:
     a thread that waits spins only for a moment, so that other programs get the core
-    Ctrl-C and an output that is full are one line on stderr, no traceback
-    what an output cannot show is escaped, and where nobody reads any more, nothing is written
-    RANK and its companions in the environment are whole numbers that go together
+    Ctrl-C is one line on stderr, no traceback; and so is an output that takes no more
+    a character that an output cannot show is escaped; when nobody reads any more, nothing is
+        written
+    RANK, LOCAL_RANK and WORLD_SIZE in the environment are whole numbers that go together
 """
 import errno
 import io
 import os
 import signal
 import sys
+
+from base.console import stop
 
 # ---- threads
 
@@ -69,11 +72,6 @@ def outlet(file):
 
 # ---- how it may end
 
-def leave(message, code):
-    print(f'error: {message}', file=sys.stderr, flush=True)
-    raise SystemExit(code)
-
-
 def on_interrupt(number, frame):
     """ Ctrl-C is a KeyboardInterrupt, but it ends an import at once: there nothing is half written,
     and Python's own callbacks, of which an import runs many, would swallow the exception. """
@@ -88,9 +86,9 @@ def on_interrupt(number, frame):
 def last_words(kind, error, trace):
     """ sys.excepthook: one line where nobody has made a mistake in the code. """
     if issubclass(kind, KeyboardInterrupt):
-        leave('interrupted', 130)
+        stop('interrupted', 130)
     if issubclass(kind, Unwritable):
-        leave(error, 2)
+        stop(error, 2)
     sys.__excepthook__(kind, error, trace)
 
 # ---- which of several processes this is (base/distributed.py)
@@ -100,9 +98,9 @@ def number(name, default, least, most):
     text = os.environ.get(name) or default
     is_whole = text.isascii() and text.isdigit() and len(text) < 10
     if not is_whole or not least <= int(text) <= most:
-        leave(f'{name}={text[:60]!r} in the environment, expected a whole number from {least} '
-              f'to {most}: a launcher such as torchrun sets it; for one process, unset RANK, '
-              'LOCAL_RANK and WORLD_SIZE', 2)
+        stop(f'{name}={text[:60]!r} in the environment, expected a whole number from {least} '
+             f'to {most}: a launcher such as torchrun sets it; for one process, unset RANK, '
+             'LOCAL_RANK and WORLD_SIZE', 2)
     return int(text)
 
 

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import re
+import shutil
 import sys
 
 # What a terminal obeys: C0 but tab and newline, DEL, C1; what turns the direction of writing, or
@@ -36,6 +37,26 @@ def progress_bar(*args, **how):
     if not sys.stderr.isatty():
         how = dict(mininterval=60, delay=60, ncols=80) | how
     return tqdm(*args, leave=False, **how)
+
+
+def print_table(rows):
+    """ Rows of texts, of which the first has the titles. The first column is set to the left, the
+    others to the right. Columns that do not fit in the width of the terminal (100 characters where
+    there is none) follow in a block of their own, without the rows that are empty there. """
+    width = shutil.get_terminal_size((100, 24)).columns
+    first = 1 + max(len(row[0]) for row in rows)
+    each = 2 + max(len(cell) for row in rows for cell in row[1:])
+
+    # block by block
+    n_fit = max(1, (width - first) // each)
+    for i in range(1, len(rows[0]), n_fit):
+        if i > 1:
+            print()
+        for row in rows:
+            cells = row[i:i + n_fit]
+            if any(cells):
+                line = row[0].ljust(first) + ''.join(cell.rjust(each) for cell in cells)
+                print(line.rstrip())
 
 
 # ---- errors

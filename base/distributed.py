@@ -58,7 +58,8 @@ def join(device, timeout):
     ConnectionError names host, port and variables. """
     if world() == 1:
         return
-    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
+    host = os.environ.get('MASTER_ADDR')
+    port = os.environ.get('MASTER_PORT')
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
         # a process may end between the store and the first collective, which connects them: so
@@ -74,6 +75,8 @@ def join(device, timeout):
                               f'MASTER_ADDR={host} MASTER_PORT={port}: '
                               f'{str(error).splitlines()[0]}; is rank 0 running there, and is the '
                               'port open?') from None
+
+    # how this process ends from now on
     sys.excepthook = leave_at_once
     atexit.register(end)                       # what was registered later, as by wandb, comes first
     if 'TORCHELASTIC_RUN_ID' in os.environ and sys.platform == 'linux':
@@ -110,7 +113,9 @@ def leave_at_once(kind, error, trace):
     """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
     this one saves nothing and waits for nobody. """
     words = str(error)
-    # the last is what gloo says of a bucket of gradients when another one has timed out
+
+    # is another one gone? The last is what gloo says of a bucket of gradients when another one has
+    # timed out
     says_so = any(word in words for word in ('gloo', 'NCCL', 'timeout caused pair closure'))
     is_lost = isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and says_so
     code = 1

@@ -1,13 +1,13 @@
 """
-Reading files that come from outside, which may be damaged: is it intact, JSON, arrays. Every
-mistake is a ValueError of one line that names the file, but FileNotFoundError where it is missing.
-Another OSError: it cannot be read now, and nothing is known. (Writing them: writing.py.)
+Reads files that come from outside and may be damaged: digests, JSON, arrays. (writing.py writes.)
 
-A path from outside is opened by `regular` alone: it must lead to a file.
+Every mistake is a ValueError of one line that names the file; a file that is missing is a
+FileNotFoundError. Another OSError says that the file cannot be read now, and nothing more.
 
-Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
-memory than the file has bytes. Where a file is unpacked or parsed, its size is asked first:
-MOST_MEMORY. What a file with the right digest says of itself is believed.
+A path from outside is opened by `regular` alone: it must lead to a file. Nothing is ever unpickled.
+An array is mapped before it is copied, so reading never takes more memory than the file has bytes.
+Before a file is unpacked or parsed, its size is compared with MOST_MEMORY. What a file with the
+right digest says of itself is believed.
 """
 import hashlib
 import json

@@ -140,13 +140,15 @@ def clear(folder, *names):
 
 def json_line(value):
     """ A value of JSON in one line. JSON has no nan and no inf: they are null. """
-    def plain(value):
+    def without_nan(value):
         if isinstance(value, dict):
-            return {key: plain(part) for key, part in value.items()}
+            return {key: without_nan(part) for key, part in value.items()}
         if isinstance(value, (list, tuple)):
-            return [plain(part) for part in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-    return json.dumps(plain(value), allow_nan=False)
+            return [without_nan(part) for part in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        return value
+    return json.dumps(without_nan(value), allow_nan=False)
 
 
 def sealed(value):

@@ -131,7 +131,7 @@ if card == 'no card' and os.environ['DEVICE'] != 'cpu':
 END
 [ $? = 0 ] || exit 2
 part tests 120 '^(FAILED|ERROR)|passed|failed'
-part rows 220 '^(config|l2t|captions|quickstart|beside)| of step|FAILED'
+part rows 220 '^(config|l2t|captions|quickstart|against)| of step|FAILED'
 if [ -e "$DATA/meta.json" ]; then
     part captions 220 '\| val_|^step +5,000/|steps in'
     part evaluate 110 '^(= |error|in short|diffusion|left to|text from|embedding|gaps|a word|both)'

@@ -83,6 +83,7 @@ def build(side, shape, device, dtype):
     tokens, batch = random_batch(shape, noising, device)
     labels = torch.where(batch.x_t == text.mask_id, tokens, -100)        # -100 is not scored
 
+    # the side, and its loss on this batch: bert reads x_t, gpt the tokens themselves
     module = SIDES[side](shape).to(device).train()
     ours = Loss(module, noising, dtype) if side == 'ours' else None
     device_type = torch.device(device).type

@@ -44,6 +44,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         vocab_size=V, pieces=[b'a'] * V,
         encode_batch=lambda texts: rng.integers(V - 2, size=(len(texts), L - 1)))
 
+    # one shard for each split, of texts that all have L - 1 random tokens
     splits = {}
     for split, size in (('train', n), ('val', n_val)):
         latents = rng.standard_normal((size, 1, D))

@@ -1,9 +1,11 @@
 """
-Milliseconds a text, the most probable token each time: from left to right and by unmasking, beside
-transformers' GPT-2 of the same depth and width, which has a cache of keys and values too. The
-networks are untrained: only the time matters here, and evaluate.py measures the texts.
+Milliseconds a text, the most probable token each time: from left to right and by unmasking, against
+transformers' GPT-2 of the same depth and width, which has a cache of keys and values too.
+
+The networks are untrained: only the time matters here, and evaluate.py measures the texts.
 """
 import time
+from functools import partial
 
 import torch
 
@@ -34,33 +36,32 @@ def run(knobs):
     ours = untrained(shape, device, dtype)
     gpt = peers.gpt_network(shape).to(device, getattr(torch, dtype)).eval()
 
-    def ours_side(n, **how):
-        """ Texts per second, n at a time. """
-        def measure():
-            began = time.perf_counter()
-            z = torch.randn(n, shape['n_latents'], shape['latent_dim'])
-            knobs = SamplingKnobs(**how)
-            write(ours, *blank(ours, n, knobs), z, knobs)
-            return n / (time.perf_counter() - began)
-        return measure
+    # each side writes n texts at a time
+    def write_ours(n, **how):
+        z = torch.randn(n, shape['n_latents'], shape['latent_dim'])
+        settings = SamplingKnobs(**how)
+        tokens, known_mask = blank(ours, n, settings)
+        write(ours, tokens, known_mask, z, settings)
 
-    def gpt_side(n):
-        @torch.inference_mode()
-        def measure():
-            began = time.perf_counter()
-            start = torch.zeros(n, 1, dtype=torch.int64, device=device)
-            gpt.generate(start, max_new_tokens=L, min_new_tokens=L, do_sample=False,
-                         pad_token_id=1)
-            return n / (time.perf_counter() - began)
-        return measure
+    @torch.inference_mode()
+    def write_gpt(n):
+        start = torch.zeros(n, 1, dtype=torch.int64, device=device)
+        gpt.generate(start, max_new_tokens=L, min_new_tokens=L, do_sample=False, pad_token_id=1)
+
+    def texts_per_s(write_texts, n, **how):
+        began = time.perf_counter()
+        write_texts(n, **how)
+        return n / (time.perf_counter() - began)
 
     print(f'{knobs.shape}: {L} tokens a text, {dtype}, {torch.get_num_threads()} threads, {device}')
     for n in map(int, knobs.batch_sizes.split(',')):
         medians = compare({
-            f'GPT-2, batch {n}': gpt_side(n),
-            f'left to right, batch {n}': ours_side(n, sampler='autoregressive'),
-            f'confidence, batch {n}': ours_side(n, sampler='confidence', steps=L),
+            f'GPT-2, batch {n}': partial(texts_per_s, write_gpt, n),
+            f'left to right, batch {n}': partial(texts_per_s, write_ours, n,
+                                                 sampler='autoregressive'),
+            f'confidence, batch {n}': partial(texts_per_s, write_ours, n, sampler='confidence',
+                                              steps=L),
         }, 'texts/s', knobs.rounds)
-        for side, texts_per_s in medians.items():
-            print(f'{side:<40} {1000 / texts_per_s:>9.1f} ms a text')
+        for side, speed in medians.items():
+            print(f'{side:<40} {1000 / speed:>9.1f} ms a text')
         print()

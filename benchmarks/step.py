@@ -1,5 +1,5 @@
 """
-The speed of a training step, ours beside transformers' (peers.py), by turns in one process. All
+The speed of a training step, ours against transformers' (peers.py), by turns in one process. All
 have the same batch, AdamW, and the knobs dtype and compile.
 """
 import statistics
@@ -25,6 +25,7 @@ def side_of(name, shape, device, dtype, knobs):
         for part in module.blocks if name == 'ours' else [module]:
             part.compile(dynamic=False)
 
+    # a step is whole when its loss can be read on the host
     def seconds_of_step():
         began = time.perf_counter()
         value = loss()
@@ -44,7 +45,8 @@ def side_of(name, shape, device, dtype, knobs):
 
 
 def run(knobs):
-    shape, device = peers.SHAPES[knobs.shape], pick_device(knobs.device)
+    shape = peers.SHAPES[knobs.shape]
+    device = pick_device(knobs.device)
     dtype = pick_dtype(knobs.dtype, device)
     keep_freed_memory()
     torch.set_float32_matmul_precision('high')

@@ -1,5 +1,5 @@
 """
-Sides beside each other, by turns; and trainings as such sides, in tokens per second.
+Speeds of several sides, measured by turns; and trainings as such sides, in tokens per second.
 
 The numbers are those of train.py itself. It runs in this process, always from the same seed, and
 writes the tokens per second into its log.
@@ -33,13 +33,14 @@ def compare(sides, unit, rounds):
             speeds[name].append(speed)
             print(f'round {i + 1}/{rounds}  {name:<40} {speed:>12,.0f} {unit}', flush=True)
 
+    # each round against the first side of that round
     first = next(iter(sides))
     print(f'\n{"":<40} {unit:>12}   '
           f'speed, relative to {first!r}: median (least, most) over rounds')
     medians = {}
     for name in sides:
         medians[name] = statistics.median(speeds[name])
-        ratios = [speed / base for base, speed in zip(speeds[first], speeds[name])]
+        ratios = [speed / of_first for of_first, speed in zip(speeds[first], speeds[name])]
         print(f'{name:<40} {medians[name]:>12,.0f}   {statistics.median(ratios):.3f} '
               f'({min(ratios):.3f}, {max(ratios):.3f})')
     print()
@@ -55,6 +56,7 @@ def log_of(arguments, max_iters, *last):
                     f'--log_interval={max(1, max_iters // 4)}', *last]
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()           # memory_gb is of this training alone
+        # in this process: a new one would import and compile everything again
         try:
             with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(nowhere):
                 runpy.run_path(os.path.join(HERE, 'train.py'), run_name='__main__')
@@ -78,7 +80,7 @@ def timed(arguments, max_iters):
 
 
 def run(knobs):
-    """ The command lines in --lines, beside each other. """
+    """ The command lines in --lines, by turns. """
     if not knobs.lines:
         stop('--lines="config/a.py | config/b.py --lr=...": the arguments of each training')
 

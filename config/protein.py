@@ -9,7 +9,7 @@
 A step has 384 crops, 393,216 residues, on any number of GPUs that divides it.
 
 Variants:
-    latents beside the residues      prepare with --encoder=esm2 --max_tokens=1022, train with
+    latents with the residues        prepare with --encoder=esm2 --max_tokens=1022, train with
     (from an ESM-2 embedding)      --seq_len=None --streams=text,latent --mode=unconditional+l2t+t2l
     flow matching                    train with --text_loss_weight=uniform, sample with
                                      --sampler=dfm

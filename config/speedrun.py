@@ -23,7 +23,7 @@ heads = 4
 latent_width = 128
 latent_tokens = 8
 text_clock = False
-# optimisation: no rows that are nearly clean (they weigh 1/t and teach next to nothing); short
+# optimisation: no rows that are nearly clean (they weigh 1/t and teach hardly anything); short
 # texts for most of the steps; no average of the weights: it was not better
 t_min = 0.3
 length_schedule = '24:70%,all'

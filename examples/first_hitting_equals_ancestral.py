@@ -46,7 +46,9 @@ def main():
     samplers = [(first_hitting, L, law_of_first_hitting)]
     samplers += [(ancestral, T, law_of_ancestral) for T in (1, 4, 16, 64)]
     for sampler, calls, law_of in samplers:
-        drawn, law = found[sampler.__name__, calls] = draw(sampler, calls), law_of(calls)
+        drawn = draw(sampler, calls)
+        law = law_of(calls)
+        found[sampler.__name__, calls] = drawn, law
         show(sampler.__name__, calls, drawn)
         show('    enumerated', '', law)
     return found

@@ -21,7 +21,8 @@ from toy import L, MASK, PROBABILITIES, TOKENS, WORDS, BestNetwork
 def p_behind(text):
     """ P(x^i | text, and MASK behind it) at each place behind the text: (L - len(text), V). """
     x_t = torch.tensor([text + [MASK] * (L - len(text))])
-    return BestNetwork()(x_t, None, None, None)[0][0, len(text):].softmax(1)
+    logits, _ = BestNetwork()(x_t, None, None, None)                     # (1, L, V)
+    return logits[0, len(text):].softmax(1)
 
 
 def guesses_of_masked_rows(text):
@@ -38,25 +39,27 @@ GUESSES = {
 
 def one_call(text, guesses, guess_of):
     """ All that a call may write behind `text`: its words, their probability, the next guesses. """
-    p = p_behind(text)[0]
+    p = p_behind(text)[0]                                                # (V,)
     for x in (p > 1e-9).nonzero().flatten().tolist():
+        # the call ends with this word, unless it was guessed: then the next one counts, too
         behind = [([], 1., guess_of(text))]
-        if x in guesses[:1] and len(text) + 1 < L:                       # it stands
+        if x in guesses[:1] and len(text) + 1 < L:
             behind = one_call(text + [x], guesses[1:], guess_of)
-        for words, p_words, more in behind:
-            yield [x, *words], p[x].item() * p_words, more
+        for words, p_words, next_guesses in behind:
+            yield [x, *words], p[x].item() * p_words, next_guesses
 
 
 def law_of(guess_of):
     """ {text: (probability, words of each call)} of all texts that may come. """
-    law, todo = {}, [([], [], [], 1.)]
-    while todo:
-        text, guesses, calls, p = todo.pop()
+    law = {}
+    begun = [([], [], [], 1.)]                             # text, guesses, calls, probability
+    while begun:
+        text, guesses, calls, p = begun.pop()
         if len(text) == L:
             law[tuple(text)] = p, calls
             continue
-        for words, p_words, more in one_call(text, guesses, guess_of):
-            todo.append((text + words, more, [*calls, words], p * p_words))
+        for words, p_words, next_guesses in one_call(text, guesses, guess_of):
+            begun.append((text + words, next_guesses, [*calls, words], p * p_words))
     return law
 
 
@@ -65,9 +68,13 @@ def main():
     print('guesses               calls a text   largest error')
     for name, guess_of in GUESSES.items():
         law = law_of(guess_of)
-        off = [abs(law[tuple(x)][0] - p) for x, p in zip(TOKENS.tolist(), PROBABILITIES)]
-        found[name] = sum(p * len(calls) for p, calls in law.values()), max(off)
-        print('{:20} {:14.2f} {:14.3f}'.format(name, *found[name]))
+        n_calls = sum(p * len(calls) for p, calls in law.values())
+        errors = []
+        for x, truth in zip(TOKENS.tolist(), PROBABILITIES):
+            p, _ = law[tuple(x)]
+            errors.append(abs(p - truth))
+        found[name] = n_calls, max(errors)
+        print(f'{name:20} {n_calls:14.2f} {max(errors):14.3f}')
 
     print('\nwords that came in one call, by guesses of masked rows:')
     for _, calls in law_of(guesses_of_masked_rows).values():

@@ -21,8 +21,11 @@ from samplers import first_hitting
 from sampling.denoise import guided_logits
 
 NETWORK = BestNetwork()
-CLOCK = torch.tensor([0.7])                                    # of the condition: mostly noise
-Z_T, _ = GaussianLatents(torch.ones(2)).corrupt(LATENTS[3][None, None], CLOCK, torch.zeros(1, 1, 2))
+
+# the condition: the latent of "she walks her dog", at a clock where it is mostly noise
+CLOCK = torch.tensor([0.7])
+Z = LATENTS[3][None, None]                                     # (1, 1, 2)
+Z_T, _ = GaussianLatents(torch.ones(2)).corrupt(Z, CLOCK, torch.zeros(1, 1, 2))
 
 
 def make_denoise(g):
@@ -44,7 +47,8 @@ def entropy(p):
 
 def main():
     found = {}
-    p_u, p_c = PROBABILITIES, posterior(torch.full((1, L), MASK), Z_T[:, 0], CLOCK)[0]
+    p_u = PROBABILITIES
+    p_c = posterior(torch.full((1, L), MASK), Z_T[:, 0], CLOCK)[0]
     print('g                     ' + ''.join(f'{head:>11}' for head in HEADS) + '   entropy')
     for g in (0.0, 1.0, 2.0, 4.0, 8.0):
         denoise = make_denoise(g)
@@ -54,7 +58,8 @@ def main():
                 'p_c^g p_u^(1-g)': tilted / tilted.sum()}
         for name, p in rows.items():
             start = f'{g:.0f}' if name == 'drawn' else ' '
-            print(f'{start}  {name:19}' + ''.join(f'{x:11.3f}' for x in p) + f'{entropy(p):10.3f}')
+            shares = ''.join(f'{x:11.3f}' for x in p)
+            print(f'{start}  {name:19}{shares}{entropy(p):10.3f}')
         found[g] = rows
     return found
 

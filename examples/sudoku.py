@@ -43,21 +43,26 @@ def corrupt(x, rng):
 
 def fill(model, sampler, puzzles):
     """ Each call fills one cell of each grid, which the sampler chooses. """
-    return sampler(lambda x, t, positions: logits_of(model, x, positions=positions),
-                   make_propose(0.0, 1.0), MaskedText(V), puzzles, puzzles != MASK, L,
-                   Noise(0, rows_of(len(puzzles))))
+    def denoise(x, t, positions):
+        return logits_of(model, x, positions=positions)
+    is_given = puzzles != MASK
+    noise = Noise(0, rows_of(len(puzzles)))
+    return sampler(denoise, make_propose(0.0, 1.0), MaskedText(V), puzzles, is_given, L, noise)
 
 
-def fill_in_order(model, puzzles, reads_puzzle):                         # from left to right
+def fill_in_order(model, puzzles, reads_puzzle):
+    """ From left to right. """
     x = puzzles.clone()
+    read = puzzles if reads_puzzle else None
     for i in range(L):
-        digit = logits_of(model, x, puzzle=puzzles if reads_puzzle else None)[:, i].argmax(1)
+        digit = logits_of(model, x, puzzle=read)[:, i].argmax(1)
         x[:, i] = torch.where(x[:, i] == MASK, digit, x[:, i])
     return x
 
 
 def main(seed=0, steps=500, n=200):
-    masked, decoder = train(masked_loss, False, seed, steps), train(decoder_loss, True, seed, steps)
+    masked = train(masked_loss, False, seed, steps)
+    decoder = train(decoder_loss, True, seed, steps)
     ways = {'masked, the most certain cell first': partial(fill, masked, confidence),
             'masked, in random order': partial(fill, masked, first_hitting),
             'masked, from left to right': partial(fill_in_order, masked, reads_puzzle=False),
@@ -65,14 +70,16 @@ def main(seed=0, steps=500, n=200):
 
     # new grids; of each the cells with the smallest random numbers are given
     rng = torch.Generator().manual_seed(1000)
-    grids, rank = draw_grids(n, rng), rank_in_row(torch.rand(n, L, generator=rng))
-    print('% right, with so many clues'.ljust(36) + ''.join(f'{clues:8}' for clues in CLUES))
+    grids = draw_grids(n, rng)
+    rank = rank_in_row(torch.rand(n, L, generator=rng))
+    print(f'{"% right, with so many clues":36}' + ''.join(f'{clues:8}' for clues in CLUES))
     found = {}
-    for name, write in ways.items():
+    for name, fill_by in ways.items():
         for clues in CLUES:
-            filled = write(torch.where(rank < clues, grids, MASK))
+            filled = fill_by(torch.where(rank < clues, grids, MASK))
             found[name, clues] = 100 * is_right(filled).double().mean().item()
-        print(name.ljust(36) + ''.join(f'{found[name, clues]:8.1f}' for clues in CLUES), flush=True)
+        row = ''.join(f'{found[name, clues]:8.1f}' for clues in CLUES)
+        print(f'{name:36}{row}', flush=True)
     return found
 
 

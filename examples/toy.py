@@ -7,8 +7,9 @@ The toy world of these examples: four sentences, so few that every probability i
 The best network is known here. It weighs each sentence by how well it fits what is read:
     P(x | x_t, z_t)       ~  p(x) * [x fits the visible words of x_t] * N(z_t; alpha z, sigma^2)
     P(x^i = v | x_t, z_t) =  sum of P(x | x_t, z_t) over the sentences with the word v at place i
-If no sentence fits, those with the fewest wrong words count. Importing this module also lets
-Python find the modules of the project.
+If no sentence fits, those with the fewest wrong words count.
+
+Importing this module also lets Python find the modules of the project.
 Letters: B rows, L places of a text, V words, P positions.
 """
 import itertools
@@ -47,10 +48,12 @@ TEXTS = torch.cat([TOKENS, ALL[~IS_RIGHT]])                              # (16, 
 
 def posterior(tokens, z_t=None, t_latent=None):
     """ P(x | x_t, z_t) of the four sentences, (B, 4). tokens (B, L), z_t (B, 2), t_latent (B,). """
-    n_wrong = ((tokens[:, None] != TOKENS) & (tokens[:, None] != MASK)).sum(2)           # (B, 4)
+    seen = tokens[:, None]                                               # (B, 1, L)
+    n_wrong = ((seen != TOKENS) & (seen != MASK)).sum(2)                 # (B, 4)
     log_p = PROBABILITIES.log() - 50 * n_wrong
     if z_t is not None:
-        alpha_t, sigma_t = GaussianLatents(torch.ones(2)).alpha_sigma(t_latent.double()[:, None])
+        process = GaussianLatents(torch.ones(2))
+        alpha_t, sigma_t = process.alpha_sigma(t_latent.double()[:, None])               # (B, 1)
         distance = (z_t[:, None] - alpha_t[:, None] * LATENTS).square().sum(2)           # (B, 4)
         log_p = log_p - distance / (2 * sigma_t.clamp(min=1e-3) ** 2)
     return log_p.softmax(1)
@@ -67,8 +70,11 @@ class BestNetwork:
         z_t = None if latents is None else latents[:, 0]
         has_word = F.one_hot(TOKENS, V).double()                         # (4, L, V)
         p = torch.einsum('bx,xlv->blv', posterior(tokens, z_t, t_latent), has_word)
-        logits = ((1 - self.blur) * p + self.blur / V).clamp(min=1e-30).log().float()
-        return (logits if positions is None else logits.flatten(0, 1)[positions]), None
+        p = (1 - self.blur) * p + self.blur / V
+        logits = p.clamp(min=1e-30).log().float()                        # (B, L, V)
+        if positions is not None:
+            logits = logits.flatten(0, 1)[positions]                     # (P, V)
+        return logits, None
 
     def text_head(self, hidden):
         return hidden                  # its hidden states are its logits

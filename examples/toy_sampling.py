@@ -15,7 +15,8 @@ DRAWS = 20_000
 
 
 def denoise_best(tokens, t, positions, rows=None):
-    return BestNetwork()(tokens, None, None, None, positions)[0]
+    logits, _ = BestNetwork()(tokens, None, None, None, positions)
+    return logits
 
 
 def draw(sampler, steps, denoise=denoise_best):
@@ -31,12 +32,13 @@ def draw(sampler, steps, denoise=denoise_best):
 def law_of_steps(steps, denoise=denoise_best):
     """ P(text) of toy.TEXTS (16,), where place i gets its word at step steps[i]. Places of one step
     do not see each other. """
-    steps = torch.tensor(steps)
+    steps = torch.tensor(steps)                            # (L,)
     law = torch.ones(16, dtype=torch.float64)
     for step in steps.unique():
         x_t = torch.where(steps >= step, MASK, TEXTS)
-        logits = denoise(x_t, None, torch.arange(16 * L)).view(16, L, V).double()
-        p_word = logits.softmax(2).gather(2, TEXTS[..., None]).squeeze(2)            # (16, L)
+        logits = denoise(x_t, None, torch.arange(16 * L)).view(16, L, V)
+        p = logits.double().softmax(2)
+        p_word = p.gather(2, TEXTS[..., None]).squeeze(2)                # (16, L)
         law = law * torch.where(steps == step, p_word, 1).prod(1)
     return law
 

@@ -44,20 +44,24 @@ def is_right(grids):
 class GridModel(Model):
     """ The network of the project, which also reads where a digit stands: an embedding a cell.
     reads_puzzle: before the grid it reads a puzzle, all from left to right. """
+
     def __init__(self, reads_puzzle):
-        super().__init__(ModelConfig(vocab_size=V, seq_len=2 * L if reads_puzzle else L, depth=4,
-                                     heads=4, width=96, streams=('text',), text_clock=False))
+        seq_len = 2 * L if reads_puzzle else L
+        super().__init__(ModelConfig(vocab_size=V, seq_len=seq_len, depth=4, heads=4, width=96,
+                                     streams=('text',), text_clock=False))
         self.cell_embedding = nn.Parameter(0.3 * torch.randn(L, 96))
 
     def embed_inputs(self, tokens, *others):
         text, *rest = super().embed_inputs(tokens, *others)
-        return text + self.cell_embedding.repeat(tokens.shape[1] // L, 1), *rest
+        n_grids = tokens.shape[1] // L
+        return text + self.cell_embedding.repeat(n_grids, 1), *rest
 
 
 def logits_of(model, x, puzzle=None, positions=None):
     """ (B, L, V), or (P, V) at so many positions. With a puzzle x is read from left to right. """
     if puzzle is None:
-        return model(x, None, None, None, positions)[0]
+        logits, _ = model(x, None, None, None, positions)
+        return logits
     logits, _ = model(torch.cat([puzzle, x], 1), None, None, None, n_causal=len(x))
     return logits[:, L:]                                   # those of the puzzle are not used
 

@@ -28,6 +28,11 @@ def entropy(places):
     return -sum(x * math.log(x) for x in p.values())
 
 
+def named(places):
+    """ The words of the first sentence at these places. """
+    return ' '.join(WORDS[TOKENS[0, i]] for i in places)
+
+
 def damage(law):
     """ KL(p || law), in nats. """
     return (PROBABILITIES * (PROBABILITIES / law[:4]).log()).sum().item()
@@ -37,21 +42,25 @@ def main():
     found = {}
     print('calls   wrong: drawn   enumerated')
     for calls in (4, 2, 1):
-        drawn, law = draw(first_hitting, calls), law_of_first_hitting(calls)
-        found[calls] = drawn[4:].sum().item(), law[4:].sum().item()
-        print(f'{calls}       {found[calls][0]:12.3f} {found[calls][1]:12.3f}')
+        # the share of wrong sentences
+        drawn = draw(first_hitting, calls)[4:].sum().item()
+        enumerated = law_of_first_hitting(calls)[4:].sum().item()
+        found[calls] = drawn, enumerated
+        print(f'{calls}       {drawn:12.3f} {enumerated:12.3f}')
 
     print('\ncall 1        call 2          wrong   damage   shared in call 1 + in call 2')
     for first in itertools.combinations(range(L), 2):
         second = [i for i in range(L) if i not in first]
         law = law_of_steps([0 if i in first else 1 for i in range(L)])
-        in_1 = sum(entropy([i]) for i in first) - entropy(first)
-        in_2 = sum(entropy([*first, i]) - entropy(first) for i in second)
-        in_2 = in_2 - (entropy(range(L)) - entropy(first))
-        found[first] = law[4:].sum().item(), damage(law), in_1 + in_2
+        wrong = law[4:].sum().item()
 
-        names = [' '.join(WORDS[TOKENS[0, i]] for i in pair) for pair in (first, second)]
-        print(f'{names[0]:14}{names[1]:14}{found[first][0]:7.3f}{found[first][1]:9.3f}'
+        # the information that the words of a call share
+        in_1 = sum(entropy([i]) for i in first) - entropy(first)
+        alone = sum(entropy([*first, i]) - entropy(first) for i in second)
+        together = entropy(range(L)) - entropy(first)
+        in_2 = alone - together
+        found[first] = wrong, damage(law), in_1 + in_2
+        print(f'{named(first):14}{named(second):14}{wrong:7.3f}{damage(law):9.3f}'
               f'{in_1 + in_2:10.3f} = {in_1:.3f} + {in_2:.3f}')
     return found
 

@@ -26,14 +26,17 @@ STEPS = range(L, 0, -1)                # words still masked: 4, 3, 2, 1
 
 def nats_of_a_word(n):
     """ Mean of -log p(word | visible words) over all texts, and all ways to mask n words. """
+    network = BestNetwork()
     total = 0.0
     ways = list(itertools.combinations(range(L), n))
     for places in ways:
         x_t = TOKENS.clone()
         x_t[:, places] = MASK
-        logp = BestNetwork()(x_t, None, None, None)[0].log_softmax(2)    # (4, L, V)
-        nll = -logp.gather(2, TOKENS[..., None]).squeeze(2)[:, places]   # (4, n)
-        total += (PROBABILITIES * nll.mean(1)).sum().item()
+        logits, _ = network(x_t, None, None, None)                       # (4, L, V)
+        logp = logits.log_softmax(2)
+        nll = -logp.gather(2, TOKENS[..., None]).squeeze(2)              # (4, L)
+        of_masked = nll[:, places].mean(1)                               # (4,)
+        total += (PROBABILITIES * of_masked).sum().item()
     return total / len(ways)
 
 

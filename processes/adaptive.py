@@ -162,7 +162,7 @@ class AdaptiveText(MaskedText):
         return self.adaptive.regression(learned.flatten()[batch.positions], nll, batch.targets)
 
     def logged(self, step):
-        """ What the log has beside the losses. """
+        """ What the log has besides the losses. """
         if not self.adaptive.curriculum:
             return {}
         return dict(curriculum_stage=STAGES[self.adaptive.stage(step)])

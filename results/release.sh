@@ -71,7 +71,7 @@ captions() {
     keep $out captions_decoder
 }
 
-# the export, and ten embeddings of validation captions, drawn by lot
+# the export, and ten embeddings of validation captions, drawn at random
 weights() {
     ls out/captions_seed0/best                   # nothing goes before its successor is there
     rm -r weights/captions
@@ -94,7 +94,7 @@ END
 # from the files that `keep` has left
 tables() {
     $PY - << 'END'
-from runs.results import find, read_results
+from runs.results import figure_text, find, read_results
 
 # label, task, control, metric, digits, rival, what that is
 ROWS = (
@@ -127,10 +127,7 @@ WAYS = (
 
 def cell(record, digits=1):
     """ '48.1 ± 1.0', or '' where it was not measured. """
-    if record is None:
-        return ''
-    error = '' if record['se'] is None else f' ± {record["se"]:.{digits}f}'
-    return f'{record["value"]:.{digits}f}{error}'
+    return figure_text(record['value'], record['se'], digits) if record else ''
 
 
 def directions(runs, with_controls):

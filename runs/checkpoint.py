@@ -52,7 +52,7 @@ OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
 #     of_dataset(meta)                           of a dataset, a part of it
 #     check_same(where, found, expected)         ValueError: the name, and both values
 # init_from needs less than a resume: without OF_TRAINING, one run may begin with another's weights.
-# A dataset is of a run, as evaluate.py asks, if it is the same without SAMPLES.
+# evaluate.py takes a dataset as the run's own if all but SAMPLES is the same.
 
 def as_json(value):
     """ As JSON gives it back: a tuple is a list. """
@@ -71,10 +71,11 @@ def identity_of(model_config, knobs, meta):
 
 
 def of_dataset(meta, but=()):
-    """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder is left out: it
-    says where the encoder lay, and its revision says which it is. So is bag.npy: a training begins
-    with it, and nothing depends on it later. but: files of samples whose names end so are left out,
-    too. """
+    """ Tokenizer, encoder, files and samples of a dataset.
+
+    The id of an encoder is left out: it says where the encoder lay, and its revision says which it
+    is. So is bag.npy: a training begins with it, and nothing depends on it later. but: of the
+    samples, files whose names end so are left out, too. """
     found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':
@@ -196,7 +197,8 @@ def find_checkpoint(out_dir, which='best'):
     if not found:
         raise ValueError(f'no run in {out_dir}{seen_from(out_dir)}: train it to its first '
                          'checkpoint, or name another --out_dir')
-    name = {'latest': found[0], 'best': best or found[0]}.get(which, which)
+    named = {'latest': found[0], 'best': best or found[0]}
+    name = named.get(which, which)
     if name not in found:
         raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '
                          'with --which=')
@@ -240,29 +242,41 @@ def read_model(folder, device):
     check_same(f'{out_dir}/data', of_data, {name: identity.get(name) for name in of_data},
                '; copy data/ from the dataset that the run was trained on')
 
-    # first on the meta device, without memory: are the sizes those of the file? The tables of
-    # positions are in no file
-    kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
-    path = folder / f'{kind}.safetensors'
+    # the weights that sampling reads: their average, if there is one
+    path = folder / weights_file(state['files'])
     if path.name not in state['files']:
         raise ValueError(f'{folder}/training_state.json: {path.name} is not among its files')
     check(path, state['files'][path.name])
     weights = read_tensors(path)
+    check_network(path, config, weights)
+    model = Model(config)
+    model.load_state_dict(weights)
+    return model.to(device).eval(), knobs, meta
+
+
+def weights_file(files):
+    """ The name of the file with the weights that sampling reads, by the names of all files. """
+    return 'ema.safetensors' if 'ema.safetensors' in files else 'model.safetensors'
+
+
+def check_network(path, config, weights):
+    """ ValueError unless a file's weights {name: tensor} are those of the network. It is tried on
+    the meta device, without memory. """
     try:
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
-        drawn = replace(config, depth=min(config.depth, len(weights) + 1))
+        shallow = replace(config, depth=min(config.depth, len(weights) + 1))
         with torch.device('meta'):
-            sketch = Model(drawn)
-        n_bytes = sum(weight.nbytes for weight in weights.values())
-        if sum(table.nbytes for table in sketch.buffers()) > max(n_bytes, 2 ** 28):
+            sketch = Model(shallow)
+
+        # the tables of positions are in no file
+        of_tables = sum(table.nbytes for table in sketch.buffers())
+        of_weights = sum(weight.nbytes for weight in weights.values())
+        if of_tables > max(of_weights, 2 ** 28):
             raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:
         words = ' '.join(str(error).split())[:300]
         raise ValueError(f'{path}: found another network than this code makes: {words}') from None
-    model = Model(config)
-    model.load_state_dict(weights)
-    return model.to(device).eval(), knobs, meta
 
 # -----------------------------------------------------------------------------
 # Writing
@@ -288,7 +302,7 @@ def newest(out_dir):
                          'choose another out_dir or empty it')
 
 
-def save(out_dir, step, tensors, training_state, keep=2, best=False):
+def write_checkpoint(out_dir, step, tensors, training_state, keep=2, best=False):
     """ Writes out_dir/step-N whole or not at all, names it in `best` if it is, then removes the
     checkpoints that are no longer kept. Only rank 0 calls this. Returns the folder.
     tensors: {kind: {name: tensor}}, whole tensors, a file for each kind: model, ema, optimizer,
@@ -296,10 +310,11 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
     OSError where it cannot be written, ValueError where a tensor is not finite. Then nothing of it
     is left, and the checkpoints before it are untouched. """
     folder = Path(out_dir) / f'step-{step:08d}'
+
+    # a broken checkpoint would push the good ones out
     for kind, state in tensors.items():
         for name, tensor in state.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                # a broken checkpoint would push the good ones out
                 raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
 
     # where step-N is there already, only its name is written: it was saved before it was best

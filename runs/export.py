@@ -34,7 +34,7 @@ from configurator import configure
 from data import read_meta
 from encoders import TABLE
 from runs import checkpoint
-from runs.results import find, read_results, write_results
+from runs.results import figure_text, find, read_results, write_results
 from runs.run_folder import copy_data
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
@@ -46,6 +46,30 @@ data = ''                      # '' | <a text>: what it was trained on, and its 
 hardware = ''                  # '' | <a text>: what it was trained on, for the card
 
 
+CARD = """---
+library_name: nanoldlm
+tags: [text-diffusion, masked-diffusion]{license_of_hub}
+---
+# {title}
+
+A network of nanoLDLM, for texts and embeddings. Its mode says what it has learned.
+Loading it runs no code of this folder.
+
+| | |
+|---|---|
+{facts}
+
+```python
+from sample import Run
+run = Run('{title}')
+```
+
+{encoder}
+
+{figures}
+"""
+
+
 def export(out_dir, folder, which='best', license='', hardware='', dtype='float32',
            data=''):
     """ Writes the run's checkpoint `which` to `folder`, which appears whole or not at all.
@@ -55,39 +79,27 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     if os.path.lexists(folder):
         raise ValueError(f'{folder} exists: choose another folder')
 
-    # the run, and the weights that sampling reads
+    # the run. The knobs are those of its weights: config.json may be of a later attempt
     name = checkpoint.find_checkpoint(out_dir, which)
     state = checkpoint.verify(out_dir / name)
-    # the knobs are those of these weights: config.json may be of a later attempt
     config = read_json(out_dir / 'config.json') | state['knobs']
     if not isinstance(config.get('versions'), dict):
         raise ValueError(f'{out_dir}/config.json: found versions {short(config.get("versions"))}, '
                          'expected those of python, torch and numpy, as train.py writes them')
-    kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
-    weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
-    for key, weight in weights.items():
-        if weight.is_floating_point():
-            weights[key] = weight.to(getattr(torch, dtype))
-        if not weights[key].isfinite().all():
-            raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: '
-                             '--weights_dtype=float32')
 
-    # the record of its data, and the knobs without the command line
+    # what is written: no folder of this machine, and not the command line
+    weights = weights_of(out_dir / name, state['files'], dtype)
     kept = without_folders({key: state[key] for key in ('step', 'identity', 'knobs')})
     meta = read_meta(out_dir / 'data')
-    ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}
-    if meta['encoder'] and meta['encoder']['revision'] in ids:           # a copy in a folder
-        meta['encoder']['id'] = ids[meta['encoder']['revision']]
-    elif meta['encoder'] and is_of_a_folder(meta['encoder']):
-        meta['encoder']['id'] = os.path.basename(os.path.normpath(meta['encoder']['id']))
+    if meta['encoder']:
+        meta['encoder']['id'] = public_id(meta['encoder'])
     meta = without_folders(meta)
     config.pop('argv', None)
     config = without_folders(config)
-
-    # the folder, with what was measured, and the card
     results = results_of(out_dir / 'results.json', name)
-    lines = card(folder.name, config, meta, state['step'], license, hardware, data, dtype,
-                 results)
+    text = card(folder.name, config, meta, state['step'], license, hardware, data, dtype, results)
+
+    # the folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     clear(folder.parent, glob.escape(folder.name[:100]))
     with write_folder(folder) as tmp:
@@ -97,7 +109,29 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
         write_text(tmp / 'config.json', json.dumps(config, indent=1))
         if results:
             write_results(tmp / 'results.json', results)
-        write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
+        write_text(tmp / 'README.md', text)
+
+
+def weights_of(folder, files, dtype):
+    """ {name: tensor}: the weights of a checkpoint that sampling reads, in a dtype. """
+    weights = checkpoint.read_tensors(folder / checkpoint.weights_file(files))
+    for key, weight in weights.items():
+        if weight.is_floating_point():
+            weights[key] = weight.to(getattr(torch, dtype))
+        if not weights[key].isfinite().all():
+            raise ValueError(f'{folder}: {key} is too large for {dtype}: --weights_dtype=float32')
+    return weights
+
+
+def public_id(encoder):
+    """ The id of an encoder's record as others know it. Of a copy of a hub's model in a folder it
+    is the hub's, and of another model in a folder the last name of the folder. """
+    for row in TABLE.values():
+        if row.get('revision') == encoder['revision']:
+            return row['id']
+    if is_of_a_folder(encoder):
+        return os.path.basename(os.path.normpath(encoder['id']))
+    return encoder['id']
 
 
 def is_of_a_folder(encoder):
@@ -125,72 +159,70 @@ def results_of(path, checkpoint_name):
 
 
 def card(title, config, meta, step, license, hardware, data, dtype, results):
-    """ The lines of the model card, Markdown with the header that the hub reads. """
-    encoder = (meta['encoder'] or {}).get('id', 'none')
-    versions = ', '.join(f'{name} {version}' for name, version in config['versions'].items())
-    return [
-        '---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]',
-        *([f'license: {license}'] if license else []), '---', f'# {title}', '',
-        'A network of nanoLDLM, for texts and embeddings. Its mode says what it has learned.',
-        'Loading it runs no code of this folder.', '',
-        '| | |', '|---|---|',
-        f'| mode | {config["mode"]} |',
-        f'| data | {meta["splits"]["train"]["samples"]:,} samples'
-        f'{f": {data}" if data else ""} |',
-        f'| encoder of the latents | {encoder} |',
-        f'| steps | {step:,} |',
-        *([f'| weights | stored in {dtype}; the figures below are of float32 weights |']
-          if dtype != 'float32' else []),
-        f'| hardware | {hardware or "not recorded"} |',
-        f'| code | nanoLDLM, commit {config.get("commit") or "not recorded"} |',
-        f'| versions | {versions} |',
-        f'| license of the weights | {license or "not stated"} |',
-        '| license of the code | MIT |', '',
-        '```python', 'from sample import Run', f"run = Run('{title}')", '```', '',
-        *what_to_supply(config, meta, title), '', *figures(results)]
+    """ The text of the model card: Markdown with the header that the hub reads. """
+    facts = {
+        'mode': config['mode'],
+        'data': f'{meta["splits"]["train"]["samples"]:,} samples',
+        'encoder of the latents': (meta['encoder'] or {}).get('id', 'none'),
+        'steps': f'{step:,}',
+        'weights': f'stored in {dtype}; the figures below are of float32 weights',
+        'hardware': hardware or 'not recorded',
+        'code': f'nanoLDLM, commit {config.get("commit") or "not recorded"}',
+        'versions': ', '.join(f'{name} {version}' for name, version in config['versions'].items()),
+        'license of the weights': license or 'not stated',
+        'license of the code': 'MIT',
+    }
+    if data:
+        facts['data'] += f': {data}'
+    if dtype == 'float32':
+        del facts['weights']
+    license_of_hub = ''
+    if license:
+        license_of_hub = f'\nlicense: {license}'
+    return CARD.format(
+        title=title,
+        license_of_hub=license_of_hub,
+        facts='\n'.join(f'| {name} | {value} |' for name, value in facts.items()),
+        encoder=what_to_supply(config, meta, title),
+        figures=table_of(results))
 
 
 def what_to_supply(config, meta, title):
-    """ Lines for the card: what a reader needs to embed texts as the training data were. """
+    """ For the card: what a reader needs to embed texts as the training data were. """
     encoder = meta['encoder']
     if meta['latent_shape'] is None or 'latent' not in config['streams']:
-        return ['It reads no embeddings, so it needs nothing beside this folder.']
+        return 'It reads no embeddings, so it needs nothing besides this folder.'
     if encoder is None:
-        return ['Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.']
-    own = {
-        'lsa': 'in `data/`',
-        'morgan': "RDKit's: `pip install rdkit`",
-    }
-    if encoder['id'] in own:
-        return [f'Its encoder, `{encoder["id"]}`, is {own[encoder["id"]]}.']
-    if not is_of_a_folder(encoder):
-        return [f'**You supply the encoder**: `{encoder["id"]}` of the hub embeds the texts, in',
-                f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
-    return [f'**You supply the encoder**, `{encoder["id"]}`: it was in a folder, and is on no hub.',
-            'Ask the author for it, and open the run with',
-            f"`Run('{title}', encoder='FOLDER')`. The digest of its files is checked:",
-            f'`{encoder["revision"]}`. Without it, give latents as arrays: `run.write(latents=z)`.']
+        return 'Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.'
+    name, revision = encoder['id'], encoder['revision']
+    if name == 'lsa':
+        return 'Its encoder, `lsa`, is in `data/`.'
+    if name == 'morgan':
+        return "Its encoder, `morgan`, is RDKit's: `pip install rdkit`."
+    if is_of_a_folder(encoder):
+        return (f'**You supply the encoder**, `{name}`: it was in a folder, and is on no hub.\n'
+                'Ask the author for it, and open the run with\n'
+                f"`Run('{title}', encoder='FOLDER')`. The digest of its files is checked:\n"
+                f'`{revision}`. Without it, give latents as arrays: `run.write(latents=z)`.')
+    return (f'**You supply the encoder**: `{name}` of the hub embeds the texts, in\n'
+            f'revision `{revision}`. It is downloaded with the first text.')
 
 
-def figures(results):
-    """ The lines of a table: what was measured, with a control; at times there is no more. """
-    def cell(record):
-        if record is None or record['value'] is None:
-            return ''
-        error = '' if record['se'] is None else f' ± {record["se"]:.3f}'
-        return f'{record["value"]:.3f}{error}'
-
+def table_of(results):
+    """ For the card: what was measured with a control; at times nothing was. """
     rows = []
     for task, metric in dict.fromkeys((record['task'], record['metric']) for record in results):
         found = [find(results, task, metric, control) for control in ('', 'shuffled', 'null')]
         if any(found[1:]):
+            cells = [figure_text(record['value'], record['se']) if record else ''
+                     for record in found]
             n = next(record['n'] for record in found if record)
-            rows.append(f'| {task}/{metric} | {" | ".join(map(cell, found))} | {n} |')
+            rows.append(f'| {task}/{metric} | {" | ".join(cells)} | {n} |')
     if not rows:
-        return ['Nothing was measured beside a control on this checkpoint (`evaluate.py`).']
-    return ['| of the validation split | | another text\'s latent | no latent | texts |',
-            '|---|--:|--:|--:|--:|', *rows, '',
-            '± is the standard error over texts. f1 is of the sets of words.']
+        return 'Nothing was measured with a control on this checkpoint (`evaluate.py`).'
+    return '\n'.join(["| of the validation split | | another text's latent | no latent | texts |",
+                      '|---|--:|--:|--:|--:|', *rows, '',
+                      '± is the standard error over texts. f1 is of the sets of words.'])
 
 
 if __name__ == '__main__':

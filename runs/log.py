@@ -34,6 +34,10 @@ PEAKS = {
 }
 
 
+# means over micro-batches, in the log
+LOSSES = ('loss', 'text_loss', 'importance_loss', 'latent_loss')
+
+
 def peak_of(device):
     """ Operations per second of a device in bfloat16; None where the table has none. """
     if torch.device(device).type != 'cuda':
@@ -58,52 +62,53 @@ def sums_by_clock(clock, values):
 @torch.no_grad()
 def statistics(batch, losses):
     """ {name: (n,)}: sums over a micro-batch that are worth a log line, texts in nats, latents in
-    squared errors per dimension. They stay on the device; nothing waits. Losses also by quarters of
-    their clock: the one diagnostic that a diffusion run needs. """
+    squared errors per dimension. They stay on the device; nothing waits.
+
+    Losses also by quarters of their clock: the one diagnostic that a diffusion run needs. """
     modes = torch.arange(len(MODES), device=batch.mode.device)
-    sums = dict(rows=(batch.mode[:, None] == modes).sum(0).float())
-    for name in ('loss', 'text_loss', 'importance_loss', 'latent_loss'):
+    sums = dict(rows=(batch.mode[:, None] == modes).sum(0))
+    for name in LOSSES:
         value = getattr(losses, name)
         if value is not None:
-            sums[name] = value[None]
+            sums[name] = value
     if batch.importance is not None:
         sums['importance'] = batch.importance
 
     if losses.text_loss is not None:
         # which of the P positions are no PAD
-        nll, real = losses.nll, batch.targets != batch.pad
+        nll = losses.nll
+        is_real = batch.targets != batch.pad
+        sums['correct'] = (losses.right & is_real).sum()
+        sums['real_count'] = is_real.sum()
 
         # what is by clock, or a bound, is of masked rows alone
         B, L = batch.x_t.shape
         row = batch.positions // L
         is_masked = batch.mode[row] != CAUSAL
         clock = batch.t_text[row]
-        sums.update(text_nats=(is_masked * batch.weight * nll).sum()[None] * (B * L),
-                    n_real=batch.n_real,
-                    causal_nats=(~is_masked * nll).sum()[None],
-                    n_real_causal=batch.n_real_causal,
-                    correct=(losses.right & real).sum()[None].float(),
-                    real_count=real.sum()[None].float(),
-                    text_bins=sums_by_clock(clock, is_masked * nll),
-                    text_count=sums_by_clock(clock, is_masked.float()))
+        sums['text_nats'] = (is_masked * batch.weight * nll).sum() * (B * L)
+        sums['n_real'] = batch.n_real
+        sums['causal_nats'] = (~is_masked * nll).sum()
+        sums['n_real_causal'] = batch.n_real_causal
+        sums['text_bins'] = sums_by_clock(clock, is_masked * nll)
+        sums['text_count'] = sums_by_clock(clock, is_masked.float())
 
     if losses.latent_loss is not None:
-        scored = batch.row_weight > 0
-        error = torch.where(scored, losses.error, 0)
-        sums.update(latent_bins=sums_by_clock(batch.t_latent, error),
-                    latent_count=sums_by_clock(batch.t_latent, scored.float()))
-    return {name: value.detach() for name, value in sums.items()}
+        is_scored = batch.row_weight > 0
+        error = torch.where(is_scored, losses.error, 0)
+        sums['latent_bins'] = sums_by_clock(batch.t_latent, error)
+        sums['latent_count'] = sums_by_clock(batch.t_latent, is_scored.float())
+    return {name: value.detach().reshape(-1) for name, value in sums.items()}
 
 
 def summary(sums, micro_batches):
     """ The log entry and the line on the screen. sums: statistics as lists, means per step of
     sums over so many micro-batches. """
-    def ratio(total, count):
+    def ratios(total, count):
         return [a / b if b else None for a, b in zip(sums[total], sums[count])]
 
     # what is a mean over micro-batches
-    entry = {name: sums[name][0] / micro_batches for name in sums
-             if name in ('loss', 'text_loss', 'latent_loss', 'importance_loss')}
+    entry = {name: sums[name][0] / micro_batches for name in LOSSES if name in sums}
     if 'importance' in sums:
         for name, x in zip(('mean', 'std', 'min', 'max'), sums['importance']):
             entry[f'importance_{name}'] = x / micro_batches
@@ -111,22 +116,23 @@ def summary(sums, micro_batches):
 
     # the text, per real token, as in validation: PAD is not counted
     if 'text_loss' in sums:
-        n_scored = max(sums['real_count'][0], 1e-9)
-        entry['text_accuracy'] = sums['correct'][0] / n_scored
-        entry['text_nll_by_t'] = ratio('text_bins', 'text_count')
+        entry['text_accuracy'] = sums['correct'][0] / max(sums['real_count'][0], 1e-9)
+        entry['text_nll_by_t'] = ratios('text_bins', 'text_count')
         words = []
         if sums['n_real'][0]:
-            entry['text_nats_per_token'], = ratio('text_nats', 'n_real')
-            words.append(f'text {entry["text_nats_per_token"]:.4f} per token')
+            nats = sums['text_nats'][0] / sums['n_real'][0]
+            entry['text_nats_per_token'] = nats
+            words.append(f'text {nats:.4f} per token')
         if sums['n_real_causal'][0]:
-            entry['causal_nats_per_token'], = ratio('causal_nats', 'n_real_causal')
-            words.append(f'causal {entry["causal_nats_per_token"]:.4f}')
+            nats = sums['causal_nats'][0] / sums['n_real_causal'][0]
+            entry['causal_nats_per_token'] = nats
+            words.append(f'causal {nats:.4f}')
         words.append(f'{100 * entry["text_accuracy"]:.1f} % right')
         line += ' | ' + ', '.join(words)
 
     # the latents
     if 'latent_loss' in sums:
-        entry['latent_mse_by_t'] = ratio('latent_bins', 'latent_count')
+        entry['latent_mse_by_t'] = ratios('latent_bins', 'latent_count')
         line += f' | latent {entry["latent_loss"]:.4f}'
     return entry, line
 
@@ -138,8 +144,8 @@ def no_link(path, flags):
 
 class StepLog:
     """ Collects the steps since the last line of the log. What is known of them stays on the device
-    until `report`. rows_of(step, micro, rank): as Loader.rows_of, to say in which rows a loss was
-    not finite. """
+    until `log_steps`. rows_of(step, micro, rank): as Loader.rows_of, to say in which rows a loss
+    was not finite. """
 
     def __init__(self, out_dir, device, max_iters, rows_of, config):
         self.out_dir, self.device = out_dir, device
@@ -173,7 +179,7 @@ class StepLog:
         self.n_losses = len(done)
         self.n_steps += 1
 
-    def write(self, **entry):
+    def append(self, entry):
         """ A line of training_log.jsonl. A full disk is a warning, and so is a folder that is no
         longer this run's: the next save ends the run. """
         if rank():
@@ -189,8 +195,9 @@ class StepLog:
         if self.wandb:
             self.wandb.log(entry, step=entry['step'])
 
-    def last_words(self, state, signal_name, meta):
-        """ signal_name: of the signal that ended the run, or ''; meta: of its dataset. """
+    def last_lines(self, state, signal_name, meta):
+        """ Prints how the training ended, and what may come next. signal_name: of the signal that
+        ended it, or ''; meta: of its dataset. """
         if signal_name:
             done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
             print0(f'{signal_name}: {done}; run the same command again to go on')
@@ -213,10 +220,10 @@ class StepLog:
             given = '--image=FILE.png' if meta['source'].get('image_size') else '--latents=FILE.npy'
         elif self.modes == {'unconditional'}:
             given = '--num_samples=4'
-            if not self.is_masked:                             # then it draws one at a time
+            if not self.is_masked:                         # then it draws one at a time
                 given = '--mode=text --num_samples=4'
         tasks = ''
-        if meta['splits']['val']['samples'] == 1:              # no other text to shuffle it with
+        if meta['splits']['val']['samples'] == 1:          # no other text to shuffle it with
             tasks = ' --tasks=nelbo'
 
         # from the folder that one is in
@@ -226,7 +233,7 @@ class StepLog:
         return (f'python {sample} --out_dir={out_dir} {given}\n'
                 f'python {evaluate} --out_dir={out_dir}{tasks}')
 
-    def evaluation(self, step, val, guess, is_best, seconds):
+    def log_evaluation(self, step, val, guess, is_best, seconds):
         """ Logs an evaluation, and warns of a loss that is not better than a guess. val, guess:
         {name: loss}, of the network, and of a uniform guess. """
         words = []
@@ -239,57 +246,58 @@ class StepLog:
                 print0(f'warning: {name} {value:.4g} is not finite, or worse than a guess',
                        file=sys.stderr)
         print0(f'step {step:>6,} | {", ".join(words)}{" | best" if is_best else ""}')
-        self.write(step=step, **val, best=is_best, seconds=round(seconds, 2))
+        self.append(dict(step=step, **val, best=is_best, seconds=round(seconds, 2)))
 
-    def report(self, step, tokens_a_step, flops, **more):
+    def log_steps(self, step, tokens_a_step, flops, **more):
         """ One line of the log and one on the screen, of the steps since the last one. Every rank
         must call; here the device is waited for. tokens_a_step: PAD among them; flops: of a step;
         both on all ranks. more: further fields of the entry. """
-        # one read of the device; then means per step and rank that was taken
+        # one read of the device: what is known of each step, and its sums
         table = torch.stack(self.steps).cpu()
-        known, sums = table.split([3 + self.n_losses, table.shape[1] - 3 - self.n_losses], 1)
+        known, sums = table.tensor_split([3 + self.n_losses], 1)
         is_taken = known[:, 0] == 0
-        taken = int(is_taken.sum())
-        sums = all_reduce_sum(sums[is_taken].sum(0)) / max(1, taken * world())
-        parts = sums.split([*self.sizes.values()])
-        sums = {name: x.tolist() for name, x in zip(self.sizes, parts)}
+        n_taken = int(is_taken.sum())
         seconds = time.perf_counter() - self.since
-        speed = tokens_a_step * len(self.steps) / seconds
+        seconds_a_step = seconds / len(self.steps)
+
+        # means per step and rank that was taken
+        means = all_reduce_sum(sums[is_taken].sum(0)) / max(1, n_taken * world())
+        parts = means.split([*self.sizes.values()])
+        means = {name: x.tolist() for name, x in zip(self.sizes, parts)}
 
         # the entry
         entry, line = dict(step=step), 'no step was taken'
-        if taken:
-            losses, line = summary(sums, self.n_losses)
+        if n_taken:
+            losses, line = summary(means, self.n_losses)
             entry.update(losses, grad_norm=known[is_taken, 2].mean().item())
             line += f' | norm {entry["grad_norm"]:.2f}'
-        n_rows = max(1, sum(sums['rows']))
+        n_rows = max(1, sum(means['rows']))
         entry.update(
-            tokens_per_s=speed,
+            tokens_per_s=tokens_a_step * len(self.steps) / seconds,
             memory_gb=memory(self.device),
             **more,
-            modes={mode: rows / n_rows for mode, rows in zip(MODES, sums['rows'])})
+            modes={mode: rows / n_rows for mode, rows in zip(MODES, means['rows'])})
         if self.peak:
             entry['mfu'] = flops * len(self.steps) / seconds / (self.peak * world())
-        skips = self.describe_skips(step, known)
+        skips = self.skips_of(step, known)
         if skips:
             entry['skips'] = skips
-        self.write(**entry)
+        self.append(entry)
 
         # the screen
         for skip in skips:
-            words = [f'step {skip["step"]:>6,} skipped: {skip["why"]}', f'loss {skip["loss"]}',
-                     f'norm {skip["grad_norm"]}']
-            words += [f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where']]
-            print0(', '.join(words))
-        mfu = f' | MFU {entry["mfu"]:.1%}' if self.peak else ''
-        eta = timedelta(seconds=int((self.max_iters - step) * seconds / len(self.steps)))
-        skipped = f' | skipped {entry["skipped"]}' if entry['skipped'] else ''
-        print0(f'step {step:>6,}/{self.max_iters:,} | {line} | {speed:,.0f} tokens/s{mfu} | '
-               f'ETA {eta}{skipped}')
+            print_skip(skip)
+        line += f' | {entry["tokens_per_s"]:,.0f} tokens/s'
+        if self.peak:
+            line += f' | MFU {entry["mfu"]:.1%}'
+        line += f' | ETA {timedelta(seconds=int((self.max_iters - step) * seconds_a_step))}'
+        if entry['skipped']:
+            line += f' | skipped {entry["skipped"]}'
+        print0(f'step {step:>6,}/{self.max_iters:,} | {line}')
         self.since += seconds
         self.steps = []
 
-    def describe_skips(self, step, known):
+    def skips_of(self, step, known):
         """ What was wrong with each step skipped since the last line; for a loss also on which
         rank, in which rows. Every rank must call. known (steps, 3 + micro-batches): whether it was
         skipped, loss, norm, the losses of this rank. """
@@ -305,9 +313,11 @@ class StepLog:
             where = []
             if not math.isfinite(loss):
                 why = 'loss'
-                where = [dict(rank=r, rows=self.rows_of(number, micro, r)[1].tolist())
-                         for r in range(world()) for micro in range(self.n_losses)
-                         if not is_finite[r][i][micro]]
+                for r in range(world()):
+                    for micro in range(self.n_losses):
+                        if not is_finite[r][i][micro]:
+                            _, rows = self.rows_of(number, micro, r)
+                            where.append(dict(rank=r, rows=rows.tolist()))
             found.append(dict(
                 step=number + 1,
                 why=why,
@@ -315,3 +325,12 @@ class StepLog:
                 grad_norm=f'{norm:.4g}',
                 where=where))
         return found
+
+
+def print_skip(skip):
+    """ A step that was skipped, as skips_of describes it. """
+    words = [f'step {skip["step"]:>6,} skipped: {skip["why"]}', f'loss {skip["loss"]}',
+             f'norm {skip["grad_norm"]}']
+    for place in skip['where']:
+        words.append(f'rank {place["rank"]} rows {place["rows"][0]}...')
+    print0(', '.join(words))

@@ -111,7 +111,9 @@ class Muon(torch.optim.Optimizer):
         return momenta
 
     def step_of_shape(self, parameters, lr, weight_decay):
-        n, longer_side = len(parameters), max(parameters[0].shape)
+        """ The update above, of the matrices of one shape. """
+        n = len(parameters)
+        longer_side = max(parameters[0].shape)
         # found_inf lies on the host until train.py sets it
         is_bad = self.found_inf.to(parameters[0].device) > 0
 

@@ -27,23 +27,11 @@ from runs import checkpoint
 def open_data(config):
     """ Both splits of the dataset. ValueError for what is wrong with it, or with knobs that do not
     go together. """
-    # knobs that do not go together
-    mode, streams, crop = config['mode'], config['streams'], not config['predict_length']
-    if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
-        raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
-                         'use optimizer=adamw, or parallel=ddp')
-    if crop and config['text_clock'] and 'text' in streams:
-        raise ValueError('predict_length=False goes with text_clock=False: the clock is the masked '
-                         'share of seq_len tokens, and here a text has fewer')
-    is_masked = config['text_process'] == 'masked'
-    if 'causal' in modes_of(mode) and (crop or not is_masked or 'text' not in streams):
-        raise ValueError(f'mode={mode}: causal rows go with masked text whose length is learned: '
-                         'not with another text_process, predict_length=False, or latents alone')
-    if config['text_process'] != 'masked' and 'text' not in streams:
-        raise ValueError(f'text_process={config["text_process"]}, but streams={streams} has no '
-                         'text')
+    check_knobs(config)
 
     # the dataset
+    streams = config['streams']
+    crop = not config['predict_length']
     folder = dataset_folder(config['dataset'])
     train = PackedDataset(folder, 'train', config['seq_len'], crop)
     val = PackedDataset(folder, 'val', train.seq_len, crop)
@@ -56,6 +44,25 @@ def open_data(config):
 
     check_digests(train, val)
     return train, val
+
+
+def check_knobs(config):
+    """ ValueError for knobs that do not go together. """
+    mode, streams = config['mode'], config['streams']
+    crop = not config['predict_length']
+    is_masked = config['text_process'] == 'masked'
+    if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
+        raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
+                         'use optimizer=adamw, or parallel=ddp')
+    if crop and config['text_clock'] and 'text' in streams:
+        raise ValueError('predict_length=False goes with text_clock=False: the clock is the masked '
+                         'share of seq_len tokens, and here a text has fewer')
+    if 'causal' in modes_of(mode) and (crop or not is_masked or 'text' not in streams):
+        raise ValueError(f'mode={mode}: causal rows go with masked text whose length is learned: '
+                         'not with another text_process, predict_length=False, or latents alone')
+    if not is_masked and 'text' not in streams:
+        raise ValueError(f'text_process={config["text_process"]}, but streams={streams} has no '
+                         'text')
 
 
 def check_digests(*splits):
@@ -75,8 +82,11 @@ def earlier_network(config):
             except (ValueError, FileNotFoundError):        # a broken one; it is looked at again
                 continue
             c = checkpoint.config_of(identity, folder)
-            return dict(bag=c.bag, shortcut=c.shortcut, shift=c.shift,
-                        latent_target=identity['latent_target'])
+            return dict(
+                bag=c.bag,
+                shortcut=c.shortcut,
+                shift=c.shift,
+                latent_target=identity['latent_target'])
 
 
 def network(config, data):
@@ -89,11 +99,11 @@ def network(config, data):
     modes = modes_of(config['mode'])
     is_one_vector = set(config['streams']) == {'text', 'latent'} and N == 1
     bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
-    shape = dict(
+    shape = earlier_network(config) or dict(
         bag=bag,
         shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
-        shift='causal' in modes)
-    shape = earlier_network(config) or shape | dict(latent_target='x0' if bag else 'v')
+        shift='causal' in modes,
+        latent_target='x0' if bag else 'v')
     target = shape.pop('latent_target')
     config['latent_target'] = config['latent_target'] or target
 
@@ -110,9 +120,11 @@ def network(config, data):
         vocab_size=data.vocab_size,
         seq_len=data.seq_len,
         latent_dim=D,
-        n_latents=N,
-        importance=config['importance'] if config['text_process'] == 'atat' else 'none',
-        clusters=config['clusters'] if config['text_process'] == 'hdlm' else 0)
+        n_latents=N)
+    if config['text_process'] != 'atat':
+        known['importance'] = 'none'
+    if config['text_process'] != 'hdlm':
+        known['clusters'] = 0
     return ModelConfig(**known)
 
 
@@ -131,7 +143,8 @@ def share_rows(batch_size, global_batch):
 
 def scored_share(text_process):
     """ The share of a noisy text's positions that are scored, a mean over its clock. """
-    t, u = torch.arange(101) / 100, (torch.arange(100) + 0.5) / 100
+    t = torch.arange(101) / 100
+    u = (torch.arange(100) + 0.5) / 100
     tokens = torch.zeros(101, 100, dtype=torch.int64)
     _, scored = text_process.corrupt(tokens, t, u.expand(101, 100))
     return scored.float().mean().item()
@@ -142,17 +155,19 @@ def flops_of(sketch, rows, stage, text_process):
     products. The network of a learned importance is not among them. """
     # the head runs where a noisy text is scored, and at all of a causal one
     c, shares = sketch.config, stage.shares
-    scored = scored_share(text_process)
+    noisy = shares['unconditional'] + shares['l2t']
+    texts = rows * (scored_share(text_process) * noisy + shares['causal'])
+
+    # one micro-batch on the meta device, which computes nothing
     with torch.device('meta'), FlopCounterMode(display=False) as counter:
         tokens = latents = None
         if 'text' in c.streams:
             tokens = torch.zeros(rows, stage.seq_len, dtype=torch.int64)
         if 'latent' in c.streams:
             latents = torch.zeros(rows, c.n_latents, c.latent_dim)
-        texts = rows * (scored * (shares['unconditional'] + shares['l2t']) + shares['causal'])
+        clock = torch.zeros(rows)
         positions = torch.zeros(round(texts * stage.seq_len), dtype=torch.int64)
-        found = sketch(tokens, latents, torch.zeros(rows), torch.zeros(rows), positions,
-                       stage.predict)
+        found = sketch(tokens, latents, clock, clock, positions, stage.predict)
         sum(x.sum() for x in found if x is not None).backward()
     return counter.get_total_flops()
 
@@ -163,28 +178,32 @@ def count(model):
     return sum(p.numel() for p in model.parameters())
 
 
-def report(what, finding):
+def print_finding(what, finding):
     print0(f'✓ {what:<10} {finding}')
 
 
-def say(config, sketch, train, val, stages, micro_batch, grad_accum):
+def print_findings(config, sketch, train, val, stages, micro_batch, grad_accum):
     """ What was found, and what a whole run will take. """
     c = sketch.config
-    report('data', f'{train.folder}: {len(train):,} and {len(val):,} samples, vocabulary '
-                   f'{c.vocab_size:,}, {c.seq_len} tokens, latents {c.n_latents} x {c.latent_dim}')
-    report('model', f'{count(sketch) / 1e6:.1f}M parameters, mode {config["mode"]}')
+    print_finding('data', f'{train.folder}: {len(train):,} and {len(val):,} samples, vocabulary '
+                          f'{c.vocab_size:,}, {c.seq_len} tokens, '
+                          f'latents {c.n_latents} x {c.latent_dim}')
+    print_finding('model', f'{count(sketch) / 1e6:.1f}M parameters, mode {config["mode"]}')
     last = stages[-1].seq_len                              # with an EOS
-    if last < c.seq_len and config['predict_length'] and (cut := lengths(train) >= last).any():
-        print0(f'warning: {cut.mean():.1%} of the texts are cut to {last} tokens until the end: '
-               'let length_schedule end in `all`')
+    if last < c.seq_len and config['predict_length']:
+        is_cut = lengths(train) >= last
+        if is_cut.any():
+            print0(f'warning: {is_cut.mean():.1%} of the texts are cut to {last} tokens until the '
+                   'end: let length_schedule end in `all`')
 
     # the steps, and their cost
-    rows, steps = micro_batch * grad_accum * world(), config['max_iters']
-    n = sum((stage.end - stage.first) * stage.flops for stage in stages)
-    report('batch', f'{rows:,} rows a step: {world()} processes x {grad_accum} micro-steps x '
-                    f'{micro_batch} rows')
-    report('cost', f'{steps:,} steps, {rows * steps / len(train):,.2f} epochs, '
-                   f'{n / steps:.3g} FLOP a step, {n:.3g} FLOP in all')
+    steps = config['max_iters']
+    rows = micro_batch * grad_accum * world()
+    flops = sum((stage.end - stage.first) * stage.flops for stage in stages)
+    print_finding('batch', f'{rows:,} rows a step: {world()} processes x {grad_accum} micro-steps '
+                           f'x {micro_batch} rows')
+    print_finding('cost', f'{steps:,} steps, {rows * steps / len(train):,.2f} epochs, '
+                          f'{flops / steps:.3g} FLOP a step, {flops:.3g} FLOP in all')
 
 
 def check_machine(config, device, dtype, sketch):
@@ -193,7 +212,7 @@ def check_machine(config, device, dtype, sketch):
     name = f'{torch.get_num_threads()} threads'
     if device != 'cpu':
         name = torch.cuda.get_device_name(device)
-    report('device', f'{world()} x {device}, {dtype}, {name}')
+    print_finding('device', f'{world()} x {device}, {dtype}, {name}')
     if dtype != pick_dtype('auto', device) == 'float32':
         print0(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
                'emulates them: --dtype=float32 is usually faster')
@@ -217,8 +236,8 @@ def check_machine(config, device, dtype, sketch):
     if has < needs:
         raise OSError(f'{to_come:,} checkpoints to come need {needs / 1e9:.3g} GB, {folder} has '
                       f'{has / 1e9:.3g} GB: make room, or choose another --out_dir')
-    report('disk', f'{needs / 1e9:.3g} GB for {to_come} checkpoints to come, '
-                   f'{has / 1e9:.3g} GB free at {folder}')
+    print_finding('disk', f'{needs / 1e9:.3g} GB for {to_come} checkpoints to come, '
+                          f'{has / 1e9:.3g} GB free at {folder}')
 
     # the other processes
     distributed.join(device, config['dist_timeout'])

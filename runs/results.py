@@ -6,17 +6,18 @@ results.json of a run folder: what evaluate.py measured, as a list of records, o
      "commit": "378cabf..."}
 
     value      a number, or null where there is none, as a correlation with constant scores
-    control    '': what the task measures. Else what stands beside it: shuffled, null, a rival
+    control    '': what the task measures. Else what it is compared with: shuffled, null, a rival
     se         the standard error over texts, or null
     n, texts   how many texts, and of which file or other dataset; '': of the validation split
     point      in a sweep, its knobs and their values
-    knobs      what else decides the figure, where it is not at its default (of this commit); the
-               dtype, which is not known where there is none; a digest of other texts
+    knobs      what else decides the figure: knobs that are not at their defaults (of this commit),
+               and a digest of texts that are not the run's own. Without a dtype it is not known
 
 Records with the same task, texts, n, point and knobs are of one measurement: new ones replace old
 ones, perhaps of an earlier checkpoint. All points of a sweep are of one checkpoint.
 """
 import json
+import math
 import os
 
 from base.files import read_json
@@ -69,3 +70,13 @@ def find(records, task, metric, control='', **fields):
     wanted = dict(task=task, metric=metric, control=control, texts='', point={}) | fields
     found = [record for record in records if wanted.items() <= record.items()]
     return max(reversed(found), key=lambda record: record['n'], default=None)
+
+
+def figure_text(value, se, digits=3):
+    """ A figure in a table: '0.920 ± 0.003', or 'undefined' (null in results.json). """
+    if value is None or math.isnan(value):
+        return 'undefined'
+    error = ''
+    if se is not None:
+        error = f' ± {se:.{digits}f}'
+    return f'{value:.{digits}f}{error}'

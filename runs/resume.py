@@ -105,7 +105,8 @@ class State:
         return found
 
     def save(self, config, is_best):
-        """ The error, or None. Every rank must call: rank 0 writes, all know how it went. """
+        """ Writes a checkpoint of this step. Returns the error, or None. Every rank must call: rank
+        0 writes, all know how it went. """
         # the averages are copied: they leave the model again
         tensors = {}
         if self.ema is not None:
@@ -119,10 +120,12 @@ class State:
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
         known |= {'identity': self.identity, 'knobs': config, 'generators': [*tensors['rng']]}
-        _, error = distributed.on_rank0(checkpoint.save, config['out_dir'], self.step, tensors,
-                                        known, config['keep'], is_best)
-        self.failed_saves = self.failed_saves + 1 if error else 0
-        if not error:
+        _, error = distributed.on_rank0(checkpoint.write_checkpoint, config['out_dir'], self.step,
+                                        tensors, known, config['keep'], is_best)
+        if error:
+            self.failed_saves += 1
+        else:
+            self.failed_saves = 0
             self.saved_at = self.step
         return error
 
@@ -130,23 +133,25 @@ class State:
         """ What save has written to a folder, on any number of processes. known: its
         training_state.json. """
         self.check_counters(folder / 'training_state.json', known)
-        own, (own_moments, groups) = self.model.state_dict(), self.moments()
-        expected = {'model': own, 'optimizer': own_moments, 'rng': None}
+        own = self.model.state_dict()
+        own_moments, groups = self.moments()
+        expected = {'model': own, 'optimizer': own_moments}
         if known['knobs'].get('ema_decay'):
             expected['ema'] = own
         read = {}
-        for kind, like in expected.items():
+        for kind in (*expected, 'rng'):
             path = folder / f'{kind}.safetensors'
             if path.name not in known['files']:
                 raise ValueError(f'{folder}/training_state.json: its files are '
                                  f'{", ".join(known["files"])}, expected {path.name} as well')
             read[kind] = checkpoint.read_tensors(path)
-            if kind == 'rng':
-                # on another device one of cuda has a form that is not known here
-                cpu = torch.get_rng_state()
-                like = {name: cpu if name.endswith('.cpu') else read[kind].get(name, cpu)
-                        for name in known['generators']}
-            checkpoint.check_tensors(path, read[kind], like)
+
+        # generators of the CPU have one form; those of another device are not known here
+        cpu = torch.get_rng_state()
+        expected['rng'] = {name: cpu if name.endswith('.cpu') else read['rng'].get(name, cpu)
+                           for name in known['generators']}
+        for kind, like in expected.items():
+            checkpoint.check_tensors(folder / f'{kind}.safetensors', read[kind], like)
 
         # averages are read as weights are
         if self.ema is not None:
@@ -154,11 +159,11 @@ class State:
             self.begin_average()
         fill(self.model, read['model'])
 
-        # moments; the groups hold knobs, so they are those of today. In memory of their own: the
-        # fused kernels read bare pointers
+        # moments, in memory of their own: the fused kernels read bare pointers. The groups hold
+        # knobs, so they are those of today
         moments = {}
-        for name, value in read['optimizer'].items():
-            kind, _, name = name.partition('.')
+        for key, value in read['optimizer'].items():
+            kind, _, name = key.partition('.')
             moments.setdefault(name, {})[kind] = value.clone()
         set_optimizer_state_dict(self.model, self.optimizers,
                                  {'state': moments, 'param_groups': groups}, options=FROM_WHOLE)
@@ -170,11 +175,12 @@ class State:
         self.saved_at = self.step
 
         # generators; there may have been fewer processes than now
-        rng = read['rng']
-        if f'rank{rank()}.cpu' in rng:
-            torch.set_rng_state(rng[f'rank{rank()}.cpu'])
-        if f'rank{rank()}.cuda' in rng and torch.device(self.device).type == 'cuda':
-            torch.cuda.set_rng_state(rng[f'rank{rank()}.cuda'])
+        of_cpu = read['rng'].get(f'rank{rank()}.cpu')
+        of_cuda = read['rng'].get(f'rank{rank()}.cuda')
+        if of_cpu is not None:
+            torch.set_rng_state(of_cpu)
+        if of_cuda is not None and torch.device(self.device).type == 'cuda':
+            torch.cuda.set_rng_state(of_cuda)
 
     def check_counters(self, path, known):
         """ ValueError where a counter in training_state.json is none, or a generator is not named:
@@ -226,7 +232,7 @@ def begin_with_bag(state, data, config):
     if fitted is None:
         return
 
-    # MASK has value 0, and weighs as much as a token; EOS and PAD weigh next to nothing
+    # MASK has value 0, and weighs as much as a token; EOS and PAD weigh hardly anything
     n_ids = c.vocab_size + 1 + c.clusters
     values = torch.zeros(n_ids, c.latent_dim)
     values[:c.vocab_size] = fitted
@@ -259,11 +265,11 @@ def resume_or_begin(state, data, text_process, config):
     try:
         if newest:
             resume_from(newest, state, data, config)
+        elif init_from:
+            begin_from(init_from, state)
         else:
-            if init_from:
-                begin_from(init_from, state)
-            else:
-                begin_with_bag(state, data, config)
+            begin_with_bag(state, data, config)
+        if not newest:
             state.begin_average()
     except (ValueError, OSError) as failure:
         error = str(failure)
@@ -299,7 +305,7 @@ def resume_from(newest, state, data, config):
         print0('resumed with other knobs: '
                + ', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items()))
     if changed.keys() & OF_SCHEDULE and state.step:
-        say_schedule(state.step, data.seq_len, before, now)
+        print_schedule(state.step, data.seq_len, before, now)
 
     # is the best loss so far one of other rows, other noise or other losses?
     anew = sorted(changed.keys() & OF_VALIDATION)
@@ -311,20 +317,23 @@ def resume_from(newest, state, data, config):
                'earlier ones do not compare with it')
 
 
-def say_schedule(step, seq_len, before, now):
+def print_schedule(step, seq_len, before, now):
     """ From where to where the learning rate and the stage go: of the last step with the knobs
     `before`, and of the next step with those of now. """
-    rates, stages = [], []
-    for knobs, at in ((before, step - 1), (now, step)):
-        rates.append(knobs['learning_rate'] * lr_factor(knobs, at))
-        found = read_stages(knobs['mode'], knobs['length_schedule'], knobs['streams'],
-                            knobs['max_iters'], seq_len)
-        which = next((i for i, stage in enumerate(found) if at < stage.end), len(found) - 1)
-        stages.append((which, f'mode {found[which].mode}, texts of {found[which].seq_len} tokens'))
+    old_rate, old_number, old_stage = place_in_schedule(before, step - 1, seq_len)
+    rate, number, stage = place_in_schedule(now, step, seq_len)
+    words = f'at step {step:,} the learning rate goes from {old_rate:.3g} to {rate:.3g}'
+    if stage != old_stage:
+        back = 'back ' if number < old_number else ''
+        words += f', and the run goes {back}from {old_stage}, to {stage}'
+    print0(words)
 
-    # the stage only where it is another
-    said = f'at step {step:,} the learning rate goes from {rates[0]:.3g} to {rates[1]:.3g}'
-    (was, old), (is_now, new) = stages
-    if old != new:
-        said += f', and the run goes {"back " if is_now < was else ""}from {old}, to {new}'
-    print0(said)
+
+def place_in_schedule(knobs, step, seq_len):
+    """ (learning rate, number of the stage, what the stage is) of a step. """
+    stages = read_stages(knobs['mode'], knobs['length_schedule'], knobs['streams'],
+                         knobs['max_iters'], seq_len)
+    number = next((i for i, stage in enumerate(stages) if step < stage.end), len(stages) - 1)
+    stage = stages[number]
+    rate = knobs['learning_rate'] * lr_factor(knobs, step)
+    return rate, number, f'mode {stage.mode}, texts of {stage.seq_len} tokens'

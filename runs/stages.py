@@ -26,7 +26,8 @@ class Stage:
 def read_schedule(name, schedule, what, max_iters):
     """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run. STEPS
     is a number of steps, or a share of the run such as 40%. ValueError says what is wrong. """
-    found, first = [], 0
+    found = []
+    first = 0
     *parts, last = [part.strip() for part in schedule.split(',')]
     for part in [*parts, f'{last}:1']:                     # the last one has no count: any matches
         match = re.fullmatch('([^:]+):(0*[1-9][0-9]*)(%?)', part)
@@ -35,7 +36,10 @@ def read_schedule(name, schedule, what, max_iters):
                              'where STEPS is a number, or a share as 40%')
         value, steps, percent = match.groups()
         found.append((first, value))
-        first += max_iters * int(steps) // 100 if percent else int(steps)
+        if percent:
+            first += max_iters * int(steps) // 100
+        else:
+            first += int(steps)
 
     begins, last = found[-1]
     if begins >= max_iters:
@@ -49,17 +53,19 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
     '24:80%,all'. ValueError says what is wrong. """
     modes = read_schedule('mode', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or 'all', 'LENGTH', max_iters)
-    length_of = {str(length): length for length in range(1, seq_len + 1)} | {'all': seq_len}
+    length_of = {str(length): length for length in range(1, seq_len + 1)}
+    length_of['all'] = seq_len
     for _, length in cuts:
         if length not in length_of:
             raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to '
                              f'{seq_len} tokens, or all')
 
+    # a stage begins where the mode or the length changes
     found = []
     firsts = sorted({step for step, _ in modes + cuts})
     for first, end in zip(firsts, [*firsts[1:], max_iters]):
-        mode, length = ([value for step, value in one if step <= first][-1]
-                        for one in (modes, cuts))
+        mode = value_at(modes, first)
+        length = value_at(cuts, first)
         shares = mode_shares(mode)
         predict = tuple(stream for stream, losses in LOSSES.items()
                         if stream in streams and any(shares[name] for name in losses))
@@ -67,6 +73,11 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
         found.append(Stage(mode, first, end, length_of[length], shares, predict))
     return found
+
+
+def value_at(schedule, step):
+    """ The value at a step of what read_schedule gives. """
+    return [value for first, value in schedule if first <= step][-1]
 
 
 def lr_factor(knobs, step):

@@ -15,6 +15,11 @@ from sampling.writing import tidied
 # -----------------------------------------------------------------------------
 # A whole text
 
+def taken(values, rows):
+    """ These rows of a tensor; None where there is none. """
+    return None if values is None else values[rows]
+
+
 def what_is_scored(net, tokens):
     """ known_mask (n, L), or None where nothing is known; and the real tokens of each text (n,),
     float64: the text, and one EOS where that is predicted. """

@@ -69,7 +69,7 @@ class Context:
     source: tuple = ('', {})       # which texts these are, in a record
     held: object = None            # the run folder, kept open: is it still that of the run?
     shown: list = field(default_factory=list)      # lines for a reader: what was written
-    arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
+    arrays: dict = field(default_factory=dict)     # {name: array}, saved next to results.json
 
     @property
     def n(self):
@@ -83,6 +83,10 @@ class Context:
 
     def sampling_knobs(self, **changed):
         return SamplingKnobs(**self.sampling | changed)
+
+    def show_written(self, written):
+        """ For a reader: each text, and what was written from its latent. """
+        self.shown += [f'   {text}\n-> {out}\n' for text, out in zip(self.texts, written)]
 
 
 # -----------------------------------------------------------------------------
@@ -112,7 +116,9 @@ def load_file(run, path, field, n):
                          'of other texts: leave it out')
 
     # the first n that fit
-    texts, n_skipped, most = [], 0, most_tokens(run)
+    most = most_tokens(run)
+    texts = []
+    n_skipped = 0
     for text in read_texts(path, field):
         if len(run.tokenizer.encode(text)) > most:
             n_skipped += 1
@@ -128,10 +134,11 @@ def load_file(run, path, field, n):
 
     # their latents
     raw = encode(run, texts)
-    n_zero = 0 if raw is None else int((raw.flatten(1) == 0).all(1).sum())
-    if n_zero:
-        warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder '
-             'knows: their latent is zero')
+    if raw is not None:
+        n_zero = int((raw.flatten(1) == 0).all(1).sum())
+        if n_zero:
+            warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder '
+                 'knows: their latent is zero')
     return texts, pack(run, texts), raw
 
 
@@ -232,34 +239,51 @@ class Figures(dict):
             a number               a whole one is a count, and stands above the table
             values (n,) of n texts         their mean
             (totals (n,), sizes (n,))      sum of totals / sum of sizes: a long text weighs more
+
         Means and ratios get a standard error over texts, from two texts on. Of nothing they are nan
         (no text, sizes of 0), which is shown as undefined, and is null in results.json.
         """
         for metric, value in metrics.items():
-            error = None
             if isinstance(value, tuple):
-                total, size = value
-                n = len(total)
-                value = total.sum() / size.sum() if size.sum() else math.nan
-                if n > 1:
-                    error = (total - value * size).std() / size.mean() / math.sqrt(n)
+                figure = ratio(*value)
             elif np.ndim(value):
-                values = np.asarray(value, np.float64)
-                n = len(values)
-                value = values.mean() if n else math.nan
-                if n > 1:
-                    error = values.std(ddof=1) / math.sqrt(n)
-
-            value = value if isinstance(value, int) else float(value)
-            has_error = error is not None and math.isfinite(value)
-            self[control, metric] = Figure(value, float(error) if has_error else None)
+                figure = mean(np.asarray(value, np.float64))
+            else:
+                figure = Figure(value if isinstance(value, int) else float(value))
+            self[control, metric] = figure
 
     def enter_with_lead(self, measured, rival):
-        """ Enters {control: {metric: value}}, of which '' is what is measured, and its lead over
-        the control `rival`, if that is among them, text by text: the control 'lead', with the
+        """ Enters {control: {metric: value}}, of which '' is what is measured. If the control
+        `rival` is among them, also the lead over it, text by text: the control 'lead', with the
         standard error of the paired differences. """
         for control, metrics in measured.items():
             self.enter(control, metrics)
         if rival in measured:
-            self.enter('lead', {metric: np.asarray(values) - np.asarray(measured[rival][metric])
-                                for metric, values in measured[''].items() if np.ndim(values)})
+            for metric, values in measured[''].items():
+                if np.ndim(values):
+                    difference = np.asarray(values) - np.asarray(measured[rival][metric])
+                    self.enter('lead', {metric: difference})
+
+
+def mean(values):
+    """ The Figure of values (n,), float64. """
+    n = len(values)
+    if n < 2:
+        return Figure(float(values[0]) if n else math.nan)
+    return figure_of(values.mean(), values.std(ddof=1) / math.sqrt(n))
+
+
+def ratio(totals, sizes):
+    """ The Figure of totals (n,) over sizes (n,). """
+    if not sizes.sum():
+        return Figure(math.nan)
+    n = len(totals)
+    value = totals.sum() / sizes.sum()
+    if n < 2:
+        return Figure(float(value))
+    return figure_of(value, (totals - value * sizes).std() / sizes.mean() / math.sqrt(n))
+
+
+def figure_of(value, se):
+    """ What is not finite has no error. """
+    return Figure(float(value), float(se) if math.isfinite(value) else None)

@@ -10,7 +10,7 @@ embeddings, and wrong bits of a fingerprint.
                 deviation would make equally frequent; 1: is it above the mean?
     flips:S     of bits: ones are lost with probability S, and as many zeros are won
 
-Mean and deviation are those of the run's training data, which who attacks has.
+Mean and deviation are those of the run's training data. An attacker has these, too.
 Letters: n texts, N latent vectors, D latent dimensions.
 """
 import re
@@ -49,9 +49,11 @@ def damaged(run, raw, damage, seed):
                              'noise, dims or bits (tasks/damage.py)')
         return with_wrong_bits(raw, size, rng)
     if name == 'dims':
+        # the mean says nothing, and is what a reader of fewer numbers would guess
         is_kept = torch.arange(raw.shape[-1]) < round(size * raw.shape[-1])
         return torch.where(is_kept, raw, run.stats.mean)
     if name == 'bits':
+        # the normal law gives each number its quantile; a value is the middle of its share of them
         z = run.stats.standardise(raw)                     # 0 where a dimension is dead
         n_values = 2 ** size
         value = (torch.special.ndtr(z) * n_values).floor().clamp(max=n_values - 1)
@@ -63,6 +65,9 @@ def with_wrong_bits(raw, share, rng):
     """ Fingerprints (n, 1, D): ones are lost with probability `share`, as many zeros are won. """
     bits = raw.numpy() > 0
     lost = bits & (rng.random(bits.shape) < share)
-    order = np.where(bits, 2, rng.random(bits.shape))      # the smallest are won
+
+    # as many of the zeros are won: those with the smallest random numbers (a one has 2, and is
+    # never among them)
+    order = np.where(bits, 2, rng.random(bits.shape))
     won = order.argsort(2).argsort(2) < lost.sum(2, keepdims=True)
     return torch.from_numpy((bits & ~lost | won).astype(np.float32))

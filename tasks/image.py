@@ -1,13 +1,21 @@
 """
-image: of captions and pictures: is what a caption says (classes) to be seen in the picture made
-from it? A classifier judges: a small network trained on the real training pictures. The real
-validation pictures (real) show how well it sees.
-    image_     pictures from captions
-    caption_   captions from pictures, of those that say anything about it (named_)
-    joint_     both from noise: do they agree?
-    nearest_training   how far from the nearest training picture
-nearest_training is a root mean square of grey levels. images.npz has the first 100 pictures.
-Controls: shuffled, another's; null, of nothing; nearest, the caption of the nearest known picture.
+image: captions and pictures. Is what a caption says (the knob classes) to be seen in the picture
+made from it? A classifier judges: a small network trained on the real training pictures.
+
+Measured
+    image_CLASS         pictures from captions: % whose picture shows what the caption says
+    caption_CLASS       captions from pictures: the same, of those that say anything about it
+    named_CLASS         % of the captions that say anything about it
+    joint_CLASS         both from noise: do they agree?
+    nearest_training    how far the nearest training picture is: of all pixels, the root mean square
+                        of the difference in grey levels
+Controls
+    real                the validation pictures: how well does the classifier see?
+    shuffled            another's
+    null                of nothing
+    nearest             the caption of the nearest training picture
+
+images.npz has the first 100 pictures.
 """
 import numpy as np
 import torch
@@ -18,7 +26,8 @@ from corpora.images import images_of, pixels
 from corpora.words import words
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import BOTH, Needs
-from tasks.common import Figures, Task, derangement, open_split, progress_bar, read_classes
+from tasks.common import (Figures, Task, chosen_rows, derangement, open_split, progress_bar,
+                          read_classes)
 
 MOST_TRAINING = 20_000         # pictures that the classifier learns from
 N_KEPT = 100                   # of each kind, in images.npz
@@ -34,26 +43,27 @@ def measure(run, ctx):
     seed = ctx.knobs['seed']
     other = derangement(ctx.n, seed)
 
-    # real pictures and captions, to learn from
+    # real pictures and captions: the classifier learns from them, and what is made is compared with
+    # them
     train = open_split(run, ctx.folder, 'train')
-    rows = np.random.Generator(np.random.Philox(seed)).permutation(len(train))[:MOST_TRAINING]
+    rows = chosen_rows(len(train), MOST_TRAINING, seed)
     known = pixels(run, train.raw_latents(rows))
     known_captions = [run.tokenizer.decode(train.ids(int(i))) for i in rows]
 
-    # what the run draws and writes
+    # what the run makes, in each direction that it has learned
     real = pixels(run, ctx.raw)
-    pictures = {**draw(run, ctx, other), 'real': real}
+    pictures = {**make_pictures(run, ctx, other), 'real': real}
     captions = write_captions(run, ctx, other, real, known, known_captions)
     joint_captions, joint = both_from_noise(run, ctx)
 
     figures = Figures(ctx.n)
     for name, class_words in ctx.prepared.items():
-        # what the captions say, and a judge of pictures
+        # what the captions say, and a judge of pictures, which learns from those that say it
         labels = classes_of(known_captions, class_words)
         right = classes_of(ctx.texts, class_words)                       # (n,), -1: says none
         is_labelled = labels >= 0
         if len(labels[is_labelled].unique()) < 2 or (right >= 0).sum() < 2:
-            raise ValueError(f'classes: next to no caption of {ctx.folder} has one of '
+            raise ValueError(f'classes: hardly a caption of {ctx.folder} has one of '
                              f'{", ".join(class_words)}')
         classify = train_classifier(known[is_labelled.numpy()], labels[is_labelled],
                                     len(class_words), seed)
@@ -66,12 +76,15 @@ def measure(run, ctx):
             figures.enter(control, {f'named_{name}': 100.0 * (said >= 0)})
             enter_agreement(figures, control, f'caption_{name}', said, right)
         if joint is not None:
-            said, seen = classes_of(joint_captions, class_words), classify(joint)
+            said = classes_of(joint_captions, class_words)
+            seen = classify(joint)
             enter_agreement(figures, '', f'joint_{name}', said, seen)
             enter_agreement(figures, 'shuffled', f'joint_{name}', said, seen[other])
+
+    # are they copies of training pictures? New real ones are not, so they show what is normal
     for control in ('', 'real'):
         if control in pictures:
-            distance = nearest_pictures(pictures[control], known)[1]
+            _, distance = nearest_pictures(pictures[control], known)
             figures.enter(control, {'nearest_training': distance})
 
     # what is to be looked at, by the names that plot.py knows
@@ -83,7 +96,7 @@ def measure(run, ctx):
     return figures
 
 
-def draw(run, ctx, other):
+def make_pictures(run, ctx, other):
     """ {control: pictures (n, S, S, C)} made from the captions. """
     if not run.can('t2l'):
         return {}
@@ -146,12 +159,14 @@ def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
         net = nn.Sequential(
             nn.Conv2d(pictures.shape[3], 16, 3, padding=1), nn.ReLU(),
             nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
-            nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(512, n_classes))
+            nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Dropout(0.5),
+            nn.Linear(512, n_classes))
         optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for _ in progress_bar(range(steps), desc='training the classifier'):
             rows = torch.randint(len(pictures), (batch,))
-            F.cross_entropy(net(as_input(pictures[rows.numpy()])), labels[rows]).backward()
+            logits = net(as_input(pictures[rows.numpy()]))
+            F.cross_entropy(logits, labels[rows]).backward()
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()

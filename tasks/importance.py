@@ -1,13 +1,16 @@
 """
-importance: the loss at masked positions by quarters of the tokens: by their frequency in the
-training split (rare last), and by their importance (processes/adaptive.py), with the rank
-correlation of importance and a token's mean loss. n ~ U{1..L} positions are masked.
+importance: which tokens does the network find hard? The loss at masked positions, by quarters of
+the tokens: by their frequency in the training split (rare last), and by their importance
+(processes/adaptive.py). And the rank correlation of both with a token's mean loss.
+
+In each draw n ~ U{1..L} positions of a text are masked.
 """
 import torch
 
 from data import counts
 from noise import uniforms
 from processes.adaptive import rarity
+from sampling.likelihood import taken
 from sampling.run import FILLS, Needs
 from tasks.common import Figures, Task, open_split, progress_bar
 from tasks.measures import correlation
@@ -16,24 +19,25 @@ from tasks.measures import correlation
 @torch.inference_mode()
 def measure(run, ctx):
     tokens = ctx.tokens
-    draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
-    batch = run.net.rows_that_fit(batch, run.net.L)
-    z = None if ctx.raw is None else run.stats.standardise(ctx.raw)
-    loss, count = losses(run, tokens, z, draws, seed, batch)
+    draws = ctx.knobs['draws']
+    batch = run.net.rows_that_fit(ctx.knobs['sample_batch'], run.net.L)
+    z = None
+    if ctx.raw is not None:
+        z = run.stats.standardise(ctx.raw)
+    loss, count = losses(run.net, tokens, z, draws, ctx.knobs['seed'], batch)
     used = (count > 0) & (tokens != run.tokenizer.pad)
-
     if used.sum() < 2:
         raise ValueError(f'importance: {used.sum()} tokens were masked in {draws} draws of {ctx.n} '
                          'texts: raise --draws or --n')
 
-    # (n, L) each
+    # what the tokens are sorted by, (n, L) each
     rare = rarity(counts(open_split(run, ctx.folder, 'train')), run.tokenizer.pad)      # (V,)
     values = {'frequency': rare[tokens]}
     if run.net.model.importance:
         parts = [run.net.model.importance(x.to(run.net.device))[0] for x in tokens.split(batch)]
         values['importance'] = torch.cat(parts).float().cpu()
 
-    # by quarters
+    # by quarters of the tokens, over all texts
     figures = Figures(ctx.n)
     shares = torch.tensor([.25, .5, .75], dtype=torch.float64)
     for name, value in values.items():
@@ -54,26 +58,25 @@ def measure(run, ctx):
     return figures
 
 
-def losses(run, tokens, z, draws, seed, batch):
+def losses(net, tokens, z, draws, seed, batch):
     """ Of every token (n, L): its mean loss in nats, and how often it was masked. """
     n, L = tokens.shape
     nats = torch.zeros(n, L, dtype=torch.float64)
     count = torch.zeros(n, L)
-    for i in progress_bar(range(0, n, batch), desc='importance', unit='batch'):
-        rows = slice(i, i + batch)
-        x = tokens[rows]
-        latents = None if z is None else z[rows]
-        ends = run.net.ends(x)
-        n_free = (~ends).sum(1).clamp(min=1)
-        for k in range(draws):
-            # mask so many positions of each text, evenly over 1..L
-            u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L)
-            share = (u[:, 0] + k / draws) % 1
-            size = 1 + (share * n_free).long().clamp(max=n_free - 1)
-            _, mask = run.net.text.corrupt_exactly(x, size, u[:, 1:], ends)
-            positions, log_p = run.net.log_p_hidden(x, mask, latents, 0.0)
+    ends = net.ends(tokens)
+    n_free = (~ends).sum(1).clamp(min=1)
+    for k in progress_bar(range(draws), desc='importance', unit='draw'):
+        # mask so many positions of each text, evenly over 1..L
+        u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
+        share = (u[:, 0] + k / draws) % 1
+        size = 1 + (share * n_free).long().clamp(max=n_free - 1)
+        _, mask = net.text.corrupt_exactly(tokens, size, u[:, 1:], ends)
+        count += mask
+
+        for first in range(0, n, batch):
+            rows = slice(first, first + batch)
+            positions, log_p = net.log_p_hidden(tokens[rows], mask[rows], taken(z, rows), 0.0)
             nats[rows].view(-1)[positions] -= log_p.double()
-            count[rows] += mask
     return nats / count.clamp(min=1), count
 
 

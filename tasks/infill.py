@@ -1,9 +1,14 @@
 """
 infill: a share of each text's tokens (not the EOS) is masked and written again, from the rest and
-the right latent: token accuracy, and as l2t.
-Controls: shuffled, another text's latent; null, none; where the network also writes so,
-left_to_right, a beam search (what stands behind a gap is not seen when it is filled, but then
-decides among 8 beams), and lead, how far ahead of it, text by text.
+the right latent: token accuracy, and what l2t measures.
+
+Controls
+    shuffled        another text's latent
+    null            none
+    left_to_right   where the network also writes so, a beam search. What stands behind a gap is not
+                    seen when the gap is filled, but then it decides among 8 beams. lead: how far
+                    ahead of it, text by text
+
 Letters: n texts, K beams of each, L text tokens, V vocabulary.
 """
 import torch
@@ -21,8 +26,8 @@ RIVAL = 'left_to_right'
 
 
 def measure(run, ctx):
-    n, seed, share = ctx.n, ctx.knobs['seed'], ctx.knobs['infill_share']
-    masked = gaps_of(run, ctx.tokens, share, seed)
+    seed = ctx.knobs['seed']
+    masked = gaps_of(run, ctx.tokens, ctx.knobs['infill_share'], seed)
     tokens = torch.where(masked, run.net.text.mask_id, ctx.tokens)
 
     # {control: (latents, their clock)}
@@ -30,13 +35,15 @@ def measure(run, ctx):
     if ctx.raw is not None and 'latent' in run.net.streams:
         conditions = with_controls(run.stats.standardise(ctx.raw), None, seed)
 
-    # against the texts
+    # what is written, and what the beams find
     knobs = ctx.sampling_knobs()
     filled = {control: write(run.net, tokens, ~masked, z, knobs, inner=masked)
               for control, (z, _) in conditions.items()}
     if run.net.is_causal and '' in conditions and not ctx.knobs['sampler']:
-        filled[RIVAL] = left_to_right(run.net, tokens, masked, conditions[''][0],
-                                      batch=ctx.knobs['sample_batch'])
+        z, _ = conditions['']
+        filled[RIVAL] = left_to_right(run.net, tokens, masked, z, batch=knobs.sample_batch)
+
+    # against the texts
     judged = {}
     for control, ids in filled.items():
         n_right = ((ids == ctx.tokens) & masked).sum(1)
@@ -46,7 +53,7 @@ def measure(run, ctx):
             written = run.decode(ids)
             judged[control] |= compare(ctx.texts, written, ctx.raw, encode(run, written))
 
-    figures = Figures(n)
+    figures = Figures(ctx.n)
     figures.enter_with_lead(judged, RIVAL)
     return figures
 
@@ -76,14 +83,15 @@ def left_to_right(net, tokens, masked, z, K=8, batch=128):
 def beams(net, tokens, masked, z, K):
     """ The same in one batch. """
     n, V = len(tokens), net.text.mask_id
-    eos, pad = net.eos, net.pad
-    longest = int((tokens != pad).sum(1).max())
+    longest = int((tokens != net.pad).sum(1).max())
     tokens, masked, z = (x.to(net.device) for x in (tokens, masked, z))
+
+    # what may be written
     ids = torch.arange(V, device=net.device)
-    inside = (ids != eos) & (ids != pad)                                 # what may be written
+    inside = (ids != net.eos) & (ids != net.pad)                         # (V,)
     inside = inside.index_fill(0, net.banned, False)
 
-    # K rows of each text, of which one counts at first
+    # K rows of each text. At first they are all alike, so only one of them counts
     first = K * torch.arange(n, device=net.device)[:, None]              # (n, 1)
     x = tokens.repeat_interleave(K, 0)                                   # (n K, L)
     z = z.repeat_interleave(K, 0)
@@ -93,14 +101,15 @@ def beams(net, tokens, masked, z, K):
     for i in range(longest):
         logits = net.next_logits(before(x, i, V), cache, z, 0.0)
         log_p = logits.log_softmax(-1).view(n, K, V)
-        log_p[:, :, pad] = 0                                             # it follows EOS by rule
+        log_p[:, :, net.pad] = 0                                         # it follows EOS by rule
 
         # a known token alone, or any that may be written
         known = ids == tokens[:, i, None]
         allowed = torch.where(masked[:, i, None], inside, known)         # (n, V)
         log_p = log_p.masked_fill(~allowed[:, None], -torch.inf)
 
-        # the best K of the K V continuations
+        # the best K of the K V continuations: which beginnings they go on from, and with which
+        # token. The cache keeps the rows of these beginnings
         score, best = (score[:, :, None] + log_p).flatten(1).topk(K)     # (n, K)
         rows = (first + best // V).flatten()
         x = x[rows]

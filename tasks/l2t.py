@@ -1,14 +1,23 @@
 """
-l2t: texts written from latents, against the texts that the latents came from: mean sentence BLEU
-and corpus BLEU, F1 of the sets of words, exact match, and the round trip: embed what was written,
-cosine with the source latent, retrieval of the source among all n. n_near: how many of the n texts
-are nearly a training text (a Jaccard index of the sets of words of .8 or more).
-Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
-latent is nearest: what copying the training set would get; lead, how far ahead of it, text by text.
+l2t: texts written from latents, against the texts that the latents came from.
+
+Measured
+    bleu, corpus_bleu   mean of sentences, and of all n-grams
+    f1, exact           F1 of the sets of words; % that are the source, word for word
+    cosine, retrieval   the round trip: what was written is embedded, and compared with the source
+                        latent; the source is sought among all n
+    n_near              how many of the n texts are nearly a training text (a Jaccard index of the
+                        sets of words of .8 or more)
+Controls
+    shuffled            another text's latent
+    null                noise at clock 1
+    nearest             the training text whose latent is nearest: what copying the training set
+                        would get. lead: how far ahead of it, text by text
+    diffusion, left_to_right        where a network writes both ways, one greedy text of each
+
 With rerank the nearest to the latent is chosen of all, also of null. A damage (tasks/damage.py) is
-done to the latents that are read, also by `nearest`; what is written is compared with the right
+done to the latents that are read, also by `nearest`. What is written is compared with the right
 ones.
-Where a network writes both ways: diffusion, left_to_right, one greedy text of each.
 """
 from collections import defaultdict
 
@@ -29,6 +38,7 @@ def prepare(run, knobs):
 
 
 def measure(run, ctx):
+    # where it writes both ways, one greedy text of each as well
     written = write_with_controls(run, ctx)
     if run.net.is_causal and run.net.fills_masks and not ctx.knobs['sampler']:
         greedy = dict(rerank=1, temperature=0.0)
@@ -41,7 +51,7 @@ def measure(run, ctx):
     figures.enter('', {'n_near': count_near(ctx.texts, train_texts(run, ctx.folder))})
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, RIVAL)
-    ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
+    ctx.show_written(written[''])
     return figures
 
 
@@ -78,20 +88,23 @@ def nearest_training_texts(run, folder, raw):
 def count_near(texts, others, threshold=0.8):
     """ How many texts share so much with one of the others: |A and B| / |A or B| of their sets of
     words. The others come one by one: there may be millions. """
-    # {word: which of the texts have it}
-    having, sizes = defaultdict(list), np.zeros(len(texts), np.int64)
+    having = defaultdict(list)                             # {word: which of the texts have it}
+    sizes = np.zeros(len(texts), np.int64)
     for i, text in enumerate(texts):
         mine = {*words(text)}
         sizes[i] = len(mine)
         for word in mine:
             having[word].append(i)
 
+    # only texts with a word in common can be near, and few have one: so most pairs are never looked
+    # at
     is_near = np.zeros(len(texts), bool)
     for other in others:
         theirs = {*words(other)}
         those = [i for word in theirs for i in having.get(word, ())]
         common = np.bincount(those, minlength=len(texts))
-        is_near |= (common > 0) & (common >= threshold * (sizes + len(theirs) - common))
+        union = sizes + len(theirs) - common
+        is_near |= (common > 0) & (common >= threshold * union)
     return int(is_near.sum())
 
 

@@ -47,17 +47,18 @@ def spaced(text):
 def word_f1(a, b):
     """ F1 between the sets of words; of characters, where neither has a word. A word that is said
     again changes nothing: `length` shows that. """
-    found = [words(text) for text in (a, b)]
-    if not any(found):
-        found = [''.join(text.split()) for text in (a, b)]
-    a, b = map(set, found)
-    return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
+    mine, theirs = {*words(a)}, {*words(b)}
+    if not mine | theirs:
+        mine, theirs = {*''.join(a.split())}, {*''.join(b.split())}
+    if not mine | theirs:
+        return 1.0
+    return 2 * len(mine & theirs) / (len(mine) + len(theirs))
 
 
 def retrieval(found, raw, texts):
     """ {metric: per-text values (n,)} of latents found (n, N, D) against the right ones among all n
-    of raw, those of n texts. An equal text is as right. Equal similarities are ranked by lot:
-    all-zero embeddings score chance. """
+    of raw, those of n texts. An equal text is as right. Equal similarities are ranked at random:
+    all-zero embeddings score as chance does. """
     a = F.normalize(found.flatten(1), dim=1)
     b = F.normalize(raw.flatten(1), dim=1)
     similarity = a @ b.T                                                 # (n, n)
@@ -109,17 +110,19 @@ def compare(texts, written, raw, embedded):
     over texts is reported, corpus_bleu a number: one BLEU of all n-grams. """
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
-    written, texts = (list(map(spaced, some)) for some in (written, texts))
-    pairs = list(zip(written, texts))
-    n_words = np.array([(len(w.split()), len(s.split()))
-                        for w, s in pairs])
-    found = {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in pairs]),
-             'corpus_bleu': BLEU().corpus_score(written, [texts]).score,
-             'f1': np.array([100 * word_f1(w, s) for w, s in pairs]),
-             'exact': np.array([100.0 * (w == s) for w, s in pairs]),
-             'length': 100.0 * n_words[:, 0] / n_words[:, 1].mean()}     # so its mean is of sums
+    written = [spaced(text) for text in written]
+    sources = [spaced(text) for text in texts]
+    pairs = list(zip(written, sources))
+    n_words = np.array([len(text.split()) for text in written])
+    mean_of_sources = np.mean([len(text.split()) for text in sources])
+    found = {}
+    found['bleu'] = np.array([bleu.sentence_score(w, [s]).score for w, s in pairs])
+    found['corpus_bleu'] = BLEU().corpus_score(written, [sources]).score
+    found['f1'] = np.array([100 * word_f1(w, s) for w, s in pairs])
+    found['exact'] = np.array([100.0 * (w == s) for w, s in pairs])
+    found['length'] = 100.0 * n_words / mean_of_sources                  # so its mean is of sums
     if embedded is not None:
-        found |= retrieval(embedded, raw, texts)
+        found |= retrieval(embedded, raw, sources)
     return found
 
 # -----------------------------------------------------------------------------
@@ -161,12 +164,14 @@ def describe_texts(figures, control, texts, ids, perplexity=None):
         figures.enter(control, {'gen_ppl': perplexity(texts)})
 
 
-def describe_samples(run, ctx, draw):
-    """ Draws as many samples as there are texts, and describes them beside the texts (data/).
-    draw(SamplingKnobs) -> what it has drawn, the tokens (n, L) first. Returns the Figures, with the
-    network calls and milliseconds of a text; the texts; what was drawn. """
-    run.net.row_calls, began = 0, time.perf_counter()
-    drawn = draw(ctx.sampling_knobs(guidance=1.0))
+def describe_samples(run, ctx, sample):
+    """ Draws as many samples as there are texts, and describes them and the texts (the control
+    `data`).
+    sample(SamplingKnobs) -> what it has drawn, the tokens (n, L) first. Returns the Figures, with
+    the network calls and milliseconds of a text; the texts; what was drawn. """
+    run.net.row_calls = 0
+    began = time.perf_counter()
+    drawn = sample(ctx.sampling_knobs(guidance=1.0))
     seconds = time.perf_counter() - began
     figures = Figures(ctx.n)
     figures.enter('', {'calls': run.net.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})

@@ -1,8 +1,10 @@
 """
 molecule: SMILES written from fingerprints (encoder morgan), some bits of which may be wrong
-(damage=flips:.1): exactly the molecule, %; the Tanimoto similarity of its fingerprint with the
-right one; valid, %.
-Controls: as of l2t. A molecule that is written in another way counts as the same.
+(damage=flips:.1).
+
+Measured: exactly the molecule, %; the Tanimoto similarity of its fingerprint with the right one;
+valid, %. A molecule that is written in another way counts as the same.
+Controls: as of l2t.
 """
 import torch
 
@@ -22,16 +24,20 @@ def measure(run, ctx):
     written = l2t.write_with_controls(run, ctx)
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, l2t.RIVAL)
-    ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
+    ctx.show_written(written[''])
     return figures
 
 
 def judge(run, ctx, written):
-    """ {metric: values (n,)} of what was written, beside the texts and their fingerprints. """
+    """ {metric: values (n,)} of what was written, against the texts and their fingerprints. """
     found = run.encode(written)
-    valid = found.any(2)[:, 0].numpy()
+    valid = found.any(2)[:, 0].numpy()                     # of no molecule, no bit is set
+
+    # the Tanimoto similarity: bits of both, as a share of the bits of either
     common = torch.minimum(found, ctx.raw).sum((1, 2))
     union = torch.maximum(found, ctx.raw).sum((1, 2))
+
+    # one molecule has many spellings
     canonical = run.encoder.canonical
     same = [canonical(a) == canonical(b) for a, b in zip(ctx.texts, written)]
     return {

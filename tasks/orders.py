@@ -26,7 +26,7 @@ import torch
 
 from diffusion import rank_in_row
 from noise import uniforms
-from sampling.likelihood import what_is_scored
+from sampling.likelihood import taken, what_is_scored
 from sampling.run import FILLS, Needs
 from tasks.common import Figures, Task, progress_bar
 from tasks.nelbo import conditions_of
@@ -34,17 +34,18 @@ from tasks.nelbo import conditions_of
 
 @torch.inference_mode()
 def measure(run, ctx):
-    K, seed, batch = (ctx.knobs[name] for name in ('n_orders', 'seed', 'sample_batch'))
+    seed = ctx.knobs['seed']
     tokens = ctx.tokens
     known_mask, n_real = what_is_scored(run.net, tokens)
     conditions = conditions_of(run, ctx.raw, seed)
-    steps = draw_steps(tokens, known_mask, K, seed)
+    steps = draw_steps(tokens, known_mask, ctx.knobs['n_orders'], seed)
 
     figures = Figures(ctx.n)
     for control, (latents, clock) in conditions.items():
-        nats = nats_of_orders(run, tokens, latents, clock, steps, batch)
+        nats = nats_of_orders(run, tokens, latents, clock, steps,
+                              ctx.knobs['sample_batch'])
 
-        # the nats of each text, (n,)
+        # the nats of each text, (n,): the first order is from left to right
         of_order = nats.sum(2)                                           # (n, 1 + K)
         totals = {'nats_left_to_right': of_order[:, 0],
                   'nats_plain_bound': of_order[:, 1:].mean(1),
@@ -85,9 +86,8 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch):
         # position that it scores
         now = steps[text, order, position]                               # (B,)
         mask = steps[text, order] >= now[:, None]                        # (B, L)
-        z = None if latents is None else latents[text]
         positions = torch.arange(len(part)) * L + position               # in the flattened B * L
-        _, log_p = run.net.log_p_hidden(tokens[text], mask, z, clock, positions)
+        _, log_p = run.net.log_p_hidden(tokens[text], mask, taken(latents, text), clock, positions)
         nats[text, order, position] = -log_p.double()
     return nats
 

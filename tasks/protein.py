@@ -1,9 +1,17 @@
 """
-protein: recovery of masked residues in one call, by the share that is masked, .1 to .9; and as many
-new sequences as there are texts: how far their composition is from the training split's (total
-variation), and how they repeat. (nelbo has the bound per residue.)
-Controls: unigram, residues drawn one by one from the training frequencies, at the lengths of the
-texts; data, the texts.
+protein: masked residues recovered, and new sequences. (nelbo has the bound per residue.)
+
+Measured
+    recovery@SHARE          % of the masked residues that are found in one call, by the share that
+                            is masked, .1 to .9
+    of as many new sequences as there are texts:
+    composition_distance    from the training split's (total variation)
+    runs                    % of the residues that are in runs of three or more equal ones
+    length                  in residues
+Controls
+    unigram                 residues drawn one by one from the training frequencies, at the lengths
+                            of the texts; in a recovery, the commonest one
+    data                    the texts
 """
 from itertools import groupby
 
@@ -27,23 +35,22 @@ def prepare(run, knobs):
 
 @torch.inference_mode()
 def measure(run, ctx):
-    tokens, knobs = ctx.tokens, ctx.sampling_knobs()
-    n, seed = ctx.n, knobs.seed
+    tokens = ctx.tokens
+    knobs = ctx.sampling_knobs()
     ends = is_end(tokens, run.tokenizer)
-    rng = torch.Generator().manual_seed(seed)
 
     # the frequencies of the training split
     frequency = counts(open_split(run, ctx.folder, 'train')).double()   # (V,)
     frequency[[run.tokenizer.eos, run.tokenizer.pad]] = 0
     frequency /= frequency.sum()
     log_frequency = frequency.clamp(min=1e-12).log()
-    figures = Figures(n)
+    figures = Figures(ctx.n)
     figures.enter('unigram', {'nats_per_residue': -log_frequency[tokens[~ends]].mean().item()})
 
-    # recovery
+    # recovery: a share of the residues is masked, and all are guessed in one call
     for share in range(1, 10):
-        u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.net.L)[:, 1:]
-        t = run.net.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
+        u = uniforms(knobs.seed, share, 'evaluation', 0, ctx.n, 1 + run.net.L)[:, 1:]
+        t = run.net.text.time_of_share(torch.full((ctx.n,), share / 10, dtype=torch.float64))
         noisy, mask = run.net.text.corrupt(tokens, t, u, ends)
         first_choice = predict(run, noisy, mask, knobs)
         n_right = ((first_choice == tokens) & mask).sum(1).double()
@@ -52,10 +59,11 @@ def measure(run, ctx):
             percent = 100.0 * found / mask.sum(1)
             figures.enter(control, {f'recovery@0.{share}': percent[mask.any(1)]})
 
-    # new sequences
-    written = write(run.net, *blank(run.net, n, knobs), None, knobs)
-    by_lot = torch.multinomial(frequency, tokens.numel(), True, generator=rng).view(tokens.shape)
-    of_unigram = torch.where(ends, tokens, by_lot)
+    # new sequences, and as many that know nothing but the frequencies
+    written = write(run.net, *blank(run.net, ctx.n, knobs), None, knobs)
+    rng = torch.Generator().manual_seed(knobs.seed)
+    at_random = torch.multinomial(frequency, tokens.numel(), True, generator=rng)
+    of_unigram = torch.where(ends, tokens, at_random.view(tokens.shape))
     for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
         rows = real_ids(run, x)
         residues = torch.tensor([i for row in rows for i in row], dtype=torch.int64)
@@ -73,16 +81,15 @@ def measure(run, ctx):
 
 def predict(run, noisy, mask, knobs):
     """ noisy (n, L) with the network's first choice at the masked positions. """
+    net = run.net
+    rows = rows_of(len(noisy))
     found = noisy.clone()
-    rows, batch = rows_of(len(noisy)), knobs.sample_batch
-    for i in range(0, len(noisy), batch):
-        x, masked = noisy[i:i + batch], mask[i:i + batch]
-        positions = positions_of(masked)                                 # (P,)
-        z = run.net.nothing(Noise(knobs.seed, rows[i:i + batch]))
-        t = run.net.text.time_of_share(masked.double().mean(1))          # the clock of the bound
-        logits = run.net.logits(x.to(run.net.device), t, positions, z)
-        first_choice = logits.argmax(1)                                  # (P,)
-        found[i:i + batch].view(-1)[positions] = first_choice.cpu()
+    for part in net.batches(len(noisy), knobs.sample_batch):
+        positions = positions_of(mask[part])                             # (P,)
+        z = net.nothing(Noise(knobs.seed, rows[part]))
+        t = net.text.time_of_share(mask[part].double().mean(1))          # the clock of the bound
+        logits = net.logits(noisy[part].to(net.device), t, positions, z)
+        found[part].view(-1)[positions] = logits.argmax(1).cpu()
     return found
 
 

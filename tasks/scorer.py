@@ -1,6 +1,8 @@
 """
 How likely texts are under the scorer that --scorer= names: a run of config/ar.py, or a causal
-language model. Perplexity alone rewards repetition, so it stands beside entropy and repetition.
+language model.
+
+Perplexity alone rewards repetition, so entropy and repetition are measured as well.
 """
 import os
 from functools import lru_cache
@@ -48,7 +50,7 @@ def load_scorer(name, revision, device):
         if missing:                            # they would be drawn at random, without a word
             raise ValueError(f'{len(missing)} of its weights are missing, e.g. {missing[0]}')
 
-    # text by text
+    # text by text: padding would need a rule of each tokenizer
     model = model.to(device).eval()
     limit = getattr(model.config, 'max_position_embeddings', 1024)
 

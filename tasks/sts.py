@@ -1,6 +1,7 @@
 """
-sts: rank correlation (Spearman) of the cosine of generated latents with what people said of pairs
-of sentences.
+sts: do the latents that are made from two sentences agree as much as people say that the sentences
+do? The rank correlation (Spearman) of the cosine with the scores that people gave.
+
 Controls: shuffled, another sentence's latent; encoder, the encoder's own latents.
 """
 import csv
@@ -39,13 +40,17 @@ def prepare(run, knobs):
 
 def measure(run, ctx):
     first, second, scores = ctx.prepared
-    n, sentences = len(first), first + second
+    n = len(first)
+    sentences = first + second
+
+    # what is too long is cut, and counted
     tokens = pack(run, sentences, cut=True)
     n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.net.L for sentence in sentences)
 
+    # the latents of all 2 n sentences, ours and those of the controls
     z = run.embed(tokens, **ctx.sampling)
-    latents = {'': z, 'shuffled': z[derangement(2 * n, ctx.knobs['seed'])],
-               'encoder': encode(run, sentences)}
+    other = derangement(2 * n, ctx.knobs['seed'])
+    latents = {'': z, 'shuffled': z[other], 'encoder': encode(run, sentences)}
     figures = Figures(n)
     figures.enter('', {'n_cut_sentences': n_cut})
     for control, some in latents.items():

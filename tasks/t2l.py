@@ -1,9 +1,15 @@
 """
-t2l: latents made from texts, against the encoder's: cosine, centred cosine (less the mean of the
-training latents), squared error per dimension (standardised), retrieval among all n.
-Controls: shuffled, another text's; null, every token MASK; ridge, a regression from the bag of
-tokens: what a model that reads words but no order gets; lead, how far ahead of it, text by text (of
-squared_error: below 0 is better).
+t2l: latents made from texts, against the encoder's.
+
+Measured
+    cosine, centred_cosine      the second less the mean of the training latents
+    squared_error               per dimension, standardised
+    retrieval                   of the right one among all n
+Controls
+    shuffled    another text's
+    null        every token MASK
+    ridge       a regression from the bag of tokens: what a model gets that reads words but no
+                order. lead: how far ahead of it, text by text (of squared_error: below 0 is better)
 """
 import numpy as np
 import torch.nn.functional as F
@@ -18,9 +24,9 @@ RIVAL = 'ridge'
 
 
 def measure(run, ctx):
-    seed, figures = ctx.knobs['seed'], Figures(ctx.n)
+    figures = Figures(ctx.n)
     made = {'': generate(run, ctx),
-            'shuffled': generate(run, ctx, derangement(ctx.n, seed)),
+            'shuffled': generate(run, ctx, derangement(ctx.n, ctx.knobs['seed'])),
             'null': generate(run, ctx, guidance=0.0),
             RIVAL: ridge(run, ctx.folder, ctx.tokens)}
     judged = {control: judge(run, ctx, found) for control, found in made.items()}
@@ -36,9 +42,14 @@ def generate(run, ctx, rows=slice(None), **knobs):
 def judge(run, ctx, found):
     """ {metric: values (n,)} of raw latents made from all rows, against the encoder's. """
     stats, raw = run.stats, ctx.raw
+
+    # per live dimension: one that is constant in the training data is 0 on both sides
     difference = stats.standardise(found) - stats.standardise(raw)
     error = difference.square().mean(1).sum(1) / stats.live.sum()
-    centred, centred_raw = ((x - stats.mean).flatten(1) for x in (found, raw))
+
+    # all embeddings of an encoder point much the same way; less their mean they do not
+    centred = (found - stats.mean).flatten(1)
+    centred_raw = (raw - stats.mean).flatten(1)
     return {'centred_cosine': F.cosine_similarity(centred, centred_raw).numpy(),
             'squared_error': error.numpy(),
             **retrieval(found, raw, ctx.texts)}

@@ -10,9 +10,11 @@ from tasks.scorer import prepare_scorer
 
 
 def measure(run, ctx):
-    def draw(knobs):
-        return [write(run.net, *blank(run.net, ctx.n, knobs), None, knobs)]
-    return describe_samples(run, ctx, draw)[0]
+    def sample(knobs):
+        tokens, known_mask = blank(run.net, ctx.n, knobs)
+        return [write(run.net, tokens, known_mask, None, knobs)]
+    figures, _, _ = describe_samples(run, ctx, sample)
+    return figures
 
 
 TASK = Task(

@@ -37,9 +37,9 @@ MOST_TRAINING = 20_000         # latents whose mean and covariance the Gaussian 
 
 
 def measure(run, ctx):
-    def draw(knobs):
+    def sample(knobs):
         return write_both(run, ctx.n, knobs)
-    figures, written, (_, z) = describe_samples(run, ctx, draw)
+    figures, written, (_, z) = describe_samples(run, ctx, sample)
     raw = run.raw_latents(z)
 
     # the latents by themselves
@@ -47,23 +47,27 @@ def measure(run, ctx):
     if not run.meta['encoder']:
         return figures
 
-    # does the text say what its latent says?
+    # pairs of texts and latents: our own, and those of the controls. The rival writes a text from
+    # left to right, which is what it does best, and only then makes a latent of it
     other = derangement(ctx.n, ctx.knobs['seed'])
     pairs = {'': (written, raw), 'shuffled': (written, raw[other])}
     if run.net.is_causal and not ctx.knobs['sampler']:
         knobs = ctx.sampling_knobs(sampler='autoregressive', block_size=0, guidance=1.0,
                                    latent_steps=1)
-        tokens = write(run.net, *blank(run.net, ctx.n, knobs), None, knobs)
+        tokens, known_mask = blank(run.net, ctx.n, knobs)
+        tokens = write(run.net, tokens, known_mask, None, knobs)
         pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
     for control in ('gaussian', 'data'):
         texts = run.write(latents=latents[control], sample_batch=ctx.knobs['sample_batch'])
         pairs[control] = texts, latents[control]
+
+    # does the text say what its latent says? The encoder judges
     for control, (texts, some) in pairs.items():
         embedded = encode(run, texts)
         cosine = F.cosine_similarity(embedded.flatten(1), some.flatten(1))
         figures.enter(control, {'coherence': cosine})
 
-        # what the text is like by itself
+        # what the text is like by itself: a pair may fit, and say nothing
         if run.net.is_causal and control not in ('shuffled', 'data'):
             distance = describe_latents(embedded, ctx.raw)['frechet']
             figures.enter(control, {'text_frechet': distance, 'nats': run.nats(texts)})
@@ -76,7 +80,8 @@ def enter_latents(run, ctx, figures, raw):
     rng = np.random.Generator(np.random.Philox(ctx.knobs['seed']))
     train = data.raw_latents(rng.permutation(len(data))[:MOST_TRAINING])
 
-    # with e ~ N(0, 1) the covariance of e R is R'R, that of the training latents
+    # the best that a Gaussian can do: with e ~ N(0, 1) the covariance of e R is R'R, that of the
+    # training latents
     mean, R = centred(train)
     e = torch.from_numpy(rng.standard_normal((ctx.n, len(R))))
     gaussian = (mean + e @ R).float().view_as(ctx.raw)
@@ -85,8 +90,9 @@ def enter_latents(run, ctx, figures, raw):
         'gaussian': run.raw_latents(run.stats.standardise(gaussian)),
         'data': ctx.raw}
     for control, some in {'': raw, **controls}.items():
-        beside = train[:ctx.n] if control == 'data' else some
-        figures.enter(control, describe_latents(beside, ctx.raw))
+        # of the data, training latents are compared with the texts' own
+        described = train[:ctx.n] if control == 'data' else some
+        figures.enter(control, describe_latents(described, ctx.raw))
         cosine, _ = nearest_training_latents(run, ctx.folder, some)
         is_copy = cosine > 0.95
         figures.enter(control, {'copies': 100.0 * is_copy})
@@ -101,7 +107,7 @@ def centred(latents):
 
 def describe_latents(latents, real, k=5):
     """
-    {metric: value} of latents (n, N, D) beside real ones, with means m, s, covariances R'R, S'S:
+    {metric: value} of latents (n, N, D) and real ones, with means m, s, covariances R'R, S'S:
         frechet         1000 (|m - s|^2 + tr(R'R + S'S) - 2 |R S'|_nuclear)      arXiv:1706.08500
         participation   tr(R'R)^2 / tr((R'R)^2): in how many directions they vary
         precision       % that are nearer to a real one than its k-th real neighbour is
@@ -115,7 +121,7 @@ def describe_latents(latents, real, k=5):
                 + S.square().sum()
                 - 2 * torch.linalg.matrix_norm(R @ S.T, 'nuc'))
 
-    # nearest neighbours; the first of a real one is itself
+    # nearest neighbours; the first of a real one is itself, so it is one more than k
     real = real.flatten(1)
     between = torch.cdist(real, real)
     radius = between.kthvalue(min(k + 1, len(real)), 1).values

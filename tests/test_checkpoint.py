@@ -44,7 +44,7 @@ def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path):
     # without averages: the weights themselves
     shutil.rmtree(out / 'step-00000003')
     tensors, known = states(3)
-    checkpoint.save(out, 3, {'model': tensors['model']}, known)
+    checkpoint.write_checkpoint(out, 3, {'model': tensors['model']}, known)
     assert same(checkpoint.load_model(out, 'latest')[0].state_dict(), tensors['model'])
 
 
@@ -81,7 +81,7 @@ def test_averages_and_moments_that_are_not_finite_are_not_saved(tmp_path, kind, 
     tensors, known = states(3)
     tensors[kind][name].view(-1)[-1] = torch.inf
     with pytest.raises(ValueError, match=f'{kind}.{name} holds nan or inf'):
-        checkpoint.save(tmp_path, 3, tensors, known)
+        checkpoint.write_checkpoint(tmp_path, 3, tensors, known)
     assert not names(tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(tmp_path, monkeyp
 
 def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path):
     with pytest.raises(OSError, match='cannot save'):
-        checkpoint.save(tmp_path / 'gone', 1, *states(1))
+        checkpoint.write_checkpoint(tmp_path / 'gone', 1, *states(1))
     assert not (tmp_path / 'gone').exists()
 
 
@@ -165,7 +165,7 @@ def test_a_reader_beside_a_training_takes_the_next_checkpoint_where_one_is_remov
 
     def while_it_trains(path):
         if '00000001' in str(path):
-            checkpoint.save(out, 2, *states(2), keep=1, best=True)
+            checkpoint.write_checkpoint(out, 2, *states(2), keep=1, best=True)
         return read(path)
     monkeypatch.setattr(checkpoint, 'read_tensors', while_it_trains)
     model, *_, name = checkpoint.load_model(out)

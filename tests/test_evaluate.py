@@ -525,7 +525,7 @@ def test_figures_of_a_run_that_was_replaced_are_not_recorded(monkeypatch, tmp_pa
     monkeypatch.setattr(evaluate, 'KNOBS',
                         {name: SimpleNamespace(default=None) for name in ctx.knobs})
     with pytest.raises(ValueError, match='run was removed, moved or replaced'):
-        evaluate.record(run, ctx, 'nelbo', task, Figures(1))
+        evaluate.record_figures(run, ctx, 'nelbo', task, Figures(1))
     assert not list(out.iterdir())
 
 
@@ -637,7 +637,7 @@ def test_what_is_not_defined_is_nan_without_a_warning_and_null_in_the_results(tm
     assert [find(records, 't', name)['value'] for name in undefined] == [None] * 4
     assert find(records, 't', 'perplexity', 'shuffled')['value'] is None
     add_results(path, [dict(records[0], value=1.0)])       # beside what is null
-    evaluate.print_table('t', figures, 5)
+    evaluate.print_figures('t', figures, 5)
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if line.startswith('none')).split()[1:3] == ['undefined',
                                                                                    '1.500']

@@ -301,14 +301,14 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     for trial in range(200):
         out = tmp_path / str(trial)
         with Claim(out, RUN, run_folder.NAMES):
-            checkpoint.save(out, 1, *ready[1])
+            checkpoint.write_checkpoint(out, 1, *ready[1])
         read, write = os.pipe()
         child = os.fork()
         if not child:
             try:
                 tell(write)
                 for step in range(2, 10 ** 6):
-                    checkpoint.save(out, step, *ready[step % 10])
+                    checkpoint.write_checkpoint(out, step, *ready[step % 10])
             finally:
                 os._exit(1)
         os.close(write)
@@ -332,7 +332,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         # whoever has the folder next clears away what was left
         with Claim(out, RUN, run_folder.NAMES):
             assert not list(out.glob('.*'))
-            checkpoint.save(out, 10 ** 6, *ready[0])
+            checkpoint.write_checkpoint(out, 10 ** 6, *ready[0])
         shutil.rmtree(out)
     assert len(outcomes) > 1 and hits > 20, 'the kills are to hit different moments, and saves'
 

@@ -367,7 +367,7 @@ def states(step):
 
 def save_each(out, *steps, keep=9, best=()):
     for step in steps:
-        checkpoint.save(out, step, *states(step), keep=keep, best=step in best)
+        checkpoint.write_checkpoint(out, step, *states(step), keep=keep, best=step in best)
     return out
 
 

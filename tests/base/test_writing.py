@@ -278,7 +278,7 @@ def test_a_checkpoint_with_a_file_of_the_user_is_kept_and_so_is_one_that_was_set
     assert capsys.readouterr().err.count('step-00000001 is kept: it holds files that no') == 1
 
     # a broken one goes under another name
-    checkpoint.save(tmp_path, 2, *states(2))
+    checkpoint.write_checkpoint(tmp_path, 2, *states(2))
     for step in (4, 5):
         shutil.rmtree(tmp_path / f'step-{step:08d}', ignore_errors=True)
     os.truncate(tmp_path / 'step-00000002/model.safetensors', 9)
