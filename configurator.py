@@ -377,6 +377,7 @@ def pass_over(name, source, knobs):
 
 def show_knobs(config):
     """ The first process prints a line for each knob that was set: its value, and where. """
-    if os.environ.get('RANK', '0') == '0':
-        for name, source in set_by.items():
-            print(f'{name:<18} {short(config[name]):<30} {source}', flush=True)
+    if set_by and os.environ.get('RANK', '0') == '0':
+        lines = [f'{name:<18} {short(config[name]):<30} {source}'
+                 for name, source in set_by.items()]
+        print('\n'.join(lines), flush=True)

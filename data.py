@@ -372,7 +372,8 @@ class Loader:
         for. On a GPU threads make the next four while this step runs, and copy them. """
         def make(stage, step, micro):
             rows = self.clean_rows(step, micro, stage.seq_len)
-            return noising(rows, stage.shares, self.data).to(device)
+            batch = noising(rows, stage.shares, self.data)
+            return batch if device == 'cpu' else batch.to(device)
 
         calls = ((stage, step, micro)
                  for stage in stages

@@ -475,10 +475,7 @@ class Batch:
     importance: torch.Tensor | None = None     # (4,) of its tokens: mean, deviation, least, largest
 
     def to(self, device):
-        """ On another device: on a card from pinned memory, so that nothing waits. """
-        if device == 'cpu':
-            return self
-
+        """ On a card: by way of pinned memory, so that nothing waits. """
         def move(x):
             if isinstance(x, dict):
                 return {name: move(value) for name, value in x.items()}

@@ -248,15 +248,13 @@ def evaluate():
     n_batches = -(-n_rows // batch_size)
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
-    with state.averaged_weights():
+    with state.averaged_weights(), stop_on_error():        # data that is found wrong only when read
         for i in range(rank, rank + n_batches, world):
             if all_reduce_max(run_folder.signal_seen):
                 return False
-            with stop_on_error():                          # data that is found wrong only when read
-                # FSDP gathers the weights in every call, so all ranks make equally many. A rank
-                # without a batch of its own reads one past the end, of which no row counts
-                sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict,
-                                         modes)
+            # FSDP gathers the weights in every call, so all ranks make equally many. A rank
+            # without a batch of its own reads one past the end, of which no row counts
+            sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict, modes)
     model.train()
 
     # means over all of them
@@ -333,6 +331,13 @@ def check_streak():
     return streak
 
 
+def batches_from(step):
+    """ The noisy batches of all steps from this one on. An error in the data, which may be found
+    only when it is read, is one line. """
+    with stop_on_error():
+        yield from loader.batches(noising, stages, step, device)
+
+
 def enter_stage():
     """ The stage of this step, and the module that computes its loss. DDP must know
     which parameters get a gradient, so each stage wraps the loss anew. """
@@ -358,7 +363,7 @@ stop_signal = 0                                            # what all processes 
 first_step = state.step
 loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
 log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
-batches = loader.batches(noising, stages, state.step, device)
+batches = batches_from(state.step)
 stage = net = None
 model.train()
 while True:
@@ -384,17 +389,17 @@ while True:
         stage, net = enter_stage()
 
     # ---- micro-steps: forward and backward on every rank, no early exit
-    done = []                                              # (batch, losses) of each
+    loss = torch.zeros((), device=device)
     for micro in range(grad_accum):
-        with stop_on_error():                              # data that is found wrong only when read
-            batch = next(batches)
-        distributed.sync_gradients(net, is_last=micro == grad_accum - 1)
+        batch = next(batches)
+        if world > 1:
+            distributed.sync_gradients(net, is_last=micro == grad_accum - 1)
         losses = net(batch, stage.predict)
         (losses.loss / grad_accum).backward()
-        done.append((batch, losses))
+        loss += losses.loss.detach()
+        log.add(batch, losses)
 
     # ---- guard: loss and norm are those of the global batch, the same bits on every rank
-    loss = sum(losses.loss.detach() for _, losses in done)
     loss = all_reduce_sum(loss / (grad_accum * world))
     norm = torch.nn.utils.clip_grad_norm_(state.parameters, grad_clip or math.inf)
     norm = norm.full_tensor() if is_sharded else norm
@@ -430,7 +435,7 @@ while True:
             torch._foreach_add_(state.ema, ahead)
 
     # ---- log: no line spans two stages
-    log.add(bad, loss, norm, done)
+    log.end_step(bad, loss, norm)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()
         check_streak()
