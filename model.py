@@ -91,8 +91,8 @@ def in_compute_dtype(x, weight):
     return x.to(weight.dtype)
 
 
-# Autocast on a GPU would make the results of these three float32, and then all that follows. The
-# kernels of the norms sum in float32 in any case. On a CPU autocast leaves them alone
+# Autocast on a GPU would make the results of these two float32, and then all that follows. Their
+# kernels sum in float32 in any case. On a CPU autocast leaves them alone
 
 @torch.autocast('cuda', enabled=False)
 def norm(x):
@@ -104,13 +104,17 @@ def rms_norm(x):
     return F.rms_norm(x, x.shape[-1:])
 
 
-@torch.autocast('cuda', enabled=False)
 def squared_relu(x):
-    return F.relu(x).square()
+    x = F.relu(x)
+    return x * x                          # square() would become float32, as the norms above
 
 
-def modulate(x, shift, scale):
-    return norm(x) * (1 + scale) + shift
+def modulate(x, shift, gain):
+    """ A layer norm of x (B, S, C) with the gain and the shift of each row, (B, 1, C); or (C,) where
+    all rows have the same, which is faster. """
+    if gain.ndim == 1:
+        return F.layer_norm(x, gain.shape, gain, shift)
+    return norm(x) * gain + shift
 
 
 def attention(q, k, v, mask=None):
@@ -209,8 +213,8 @@ class TimestepEmbedding(nn.Module):
 
 class Stream(nn.Module):
     """ One modality's half of a block: all of it but the attention. Modulation is six vectors:
-    shift, scale and gate for the attention, and the same for the MLP. They are those of the clocks,
-    shared by all blocks, plus this block's own table. """
+    shift, gain and gate for the attention, and the same for the MLP. They are those of the clocks,
+    shared by all blocks, plus this block's own table, which has 0 where a gain is 1. """
 
     def __init__(self, width, attention_width, heads, mlp_ratio, dropout):
         super().__init__()
@@ -223,16 +227,20 @@ class Stream(nn.Module):
         self.q_gain = nn.Parameter(torch.empty(self.head_dim))
         self.k_gain = nn.Parameter(torch.empty(self.head_dim))
         self.scale_shift_table = nn.Parameter(torch.empty(6, width))
-        self.dropout = nn.Dropout(dropout)
+        self.p_drop = dropout
 
     def modulation(self, shared):                                        # (B, 6C)
         modulation = shared.unflatten(1, (6, -1)) + self.scale_shift_table
         modulation = in_compute_dtype(modulation, self.qkv.weight)
-        return modulation[:, :, None].unbind(1)                          # six of (B, 1, C)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation[:, :, None].unbind(1)
+        return shift, 1 + scale, gate, mlp_shift, 1 + mlp_scale, mlp_gate            # (B, 1, C)
 
-    def queries_keys_values(self, x, shift, scale):                      # (B, S, C)
-        qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 H d)
-        qkv = qkv.unflatten(2, (3, self.heads, self.head_dim))
+    def project(self, x, shift, gain):                                   # (B, S, C)
+        qkv = self.qkv(modulate(x, shift, gain))                         # (B, S, 3 H d)
+        return qkv.unflatten(2, (3, self.heads, self.head_dim))          # (B, S, 3, H, d)
+
+    def queries_keys_values(self, x, shift, gain):                       # (B, S, C)
+        qkv = self.project(x, shift, gain)
         qk, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])                 # (2, B, H, S, d), (1, ...)
         gains = torch.stack([self.q_gain, self.k_gain])[:, None, None, None]
         return rms_norm(qk) * gains.to(qk.dtype), v.squeeze(0)
@@ -241,10 +249,13 @@ class Stream(nn.Module):
         hidden = squared_relu(self.up(x))
         return self.down(hidden)
 
-    def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
+    def finish(self, x, attended, gate, mlp_shift, mlp_gain, mlp_gate):
         x = x + gate * self.dropout(self.out(attended))                  # (B, S, C)
-        changed = self.mlp(modulate(x, mlp_shift, mlp_scale))
+        changed = self.mlp(modulate(x, mlp_shift, mlp_gain))
         return x + mlp_gate * self.dropout(changed)
+
+    def dropout(self, x):
+        return F.dropout(x, self.p_drop, self.training)
 
 
 class Block(nn.Module):
@@ -266,13 +277,13 @@ class Block(nn.Module):
         # latents come first: they are a prefix, should the text be causal
         queries_keys, values = [], []
         if latent is not None:
-            shift, scale, *latent_rest = self.latent.modulation(latent_modulation)
-            qk, v = self.latent.queries_keys_values(latent, shift, scale)
+            shift, gain, *latent_rest = self.latent.modulation(latent_modulation)
+            qk, v = self.latent.queries_keys_values(latent, shift, gain)
             queries_keys.append(qk)                                      # (2, B, H, K, d)
             values.append(v)                                             # (B, H, K, d)
         if text is not None:
-            shift, scale, *text_rest = self.text.modulation(text_modulation)
-            qk, v = self.text.queries_keys_values(text, shift, scale)
+            shift, gain, *text_rest = self.text.modulation(text_modulation)
+            qk, v = self.text.queries_keys_values(text, shift, gain)
             queries_keys.append(rotate(qk, cos, sin))                    # (2, B, H, L, d)
             values.append(v)                                             # (B, H, L, d)
 
@@ -393,7 +404,7 @@ class Model(nn.Module):
             logits = hidden if return_hidden else self.text_head(hidden).float()
         if 'latent' in predict:
             shift, scale = latent_final.chunk(2, dim=1)
-            latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)
+            latent = modulate(latent, shift[:, None], 1 + scale[:, None])            # (B, K, C)
             latent = latent.reshape(*latents.shape[:2], -1)              # (B, N, K/N * C)
             prediction = self.latent_head(latent).float()                # (B, N, D)
             if c.bag:
@@ -456,7 +467,7 @@ class Model(nn.Module):
     def finish_text(self, text, final, into_head=None):
         """ What the text head reads, (B, L, C). """
         shift, scale = final.chunk(2, dim=1)                             # (B, C)
-        text = modulate(text, shift[:, None], scale[:, None])
+        text = modulate(text, shift[:, None], 1 + scale[:, None])
         return text if into_head is None else text + into_head[:, None].to(text.dtype)
 
     def bag_of(self, tokens):
