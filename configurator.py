@@ -118,7 +118,7 @@ class Knob(NamedTuple):
         return value
 
     def read(self, text):
-        """ A flag's text as a value; ValueError as in settle. """
+        """ A flag's text as a value; ValueError as in `checked`. """
         if isinstance(self.default, str):
             return self.checked(text)
         if isinstance(self.default, tuple):

@@ -48,8 +48,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.quasirandom import SobolEngine
 
-from model import pad_of
-from noise import normals, uniforms
+from noise import below_1, normals, uniforms
 
 
 # ---- modes
@@ -215,8 +214,9 @@ def exact_nll(model, tokens, latents, t_latent, known_mask=None):
     """ -log p of each text read from left to right, nats per sample (B,), float64. tokens (B, L),
     known_mask (B, L), True where a token is given and not scored, and the result lie on the host;
     latents (B, N, D), at clock t_latent (B,), on the device. """
-    B, V = len(tokens), model.config.vocab_size
-    scored = tokens != pad_of(V)
+    B = len(tokens)
+    V = model.config.vocab_size
+    scored = tokens != V - 1                               # PAD is the last id
     if known_mask is not None:
         scored = scored & ~known_mask
     return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, scored,
@@ -238,11 +238,6 @@ def is_end(tokens, ids):
 def to_device(x, like):
     """ x on the device of `like`, from the host without a wait; x itself where that is None. """
     return x if like is None else x.to(like.device, non_blocking=not x.is_cuda)
-
-
-def in_float32(u):
-    """ Uniform numbers of (0, 1), float64, in float32, and still below 1. """
-    return u.float().clamp(max=1 - 2 ** -24)
 
 
 def rank_in_row(values):
@@ -544,8 +539,13 @@ class Noising:
         known_mask = None if self.predict_length else is_end(tokens, ids)
         t, text_on = clocks.t_text, clocks.text_on
         if self.text.masks_on_device:                      # not every device has float64
-            unmasked = dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
-                            step=step, known_mask=known_mask)
+            unmasked = dict(
+                tokens=tokens,
+                t=t.float(),
+                text_on=text_on.float(),
+                u=below_1(u, torch.float32),
+                step=step,
+                known_mask=known_mask)
             return replace(batch, unmasked=unmasked)
         noisy = self.text.noisy_text(tokens, t, text_on, u, step, known_mask)
 

@@ -38,7 +38,8 @@ import torch.nn.functional as F
 
 @dataclass
 class ModelConfig:
-    vocab_size: int = 4096                # V, with EOS and PAD; MASK is id V and has no logit
+    vocab_size: int = 4096                # V, with EOS, and PAD, the last id; MASK is id V and has
+                                          # no logit
     seq_len: int = 64                     # L, the longest text
     latent_dim: int = 384                 # D
     n_latents: int = 1                    # N
@@ -74,10 +75,6 @@ class ModelConfig:
             raise ValueError('spatial=True needs a square number of latents, found '
                              f'n_latents={self.n_latents}')
 
-
-def pad_of(vocab_size):
-    """ PAD is the last id (corpora/tokenizers.py). """
-    return vocab_size - 1
 
 # -----------------------------------------------------------------------------
 # Leaves
@@ -260,8 +257,9 @@ class Stream(nn.Module):
 
 class Block(nn.Module):
     """ Two streams that meet in one attention. `text` or `latent` is None where the model has no
-    such stream. `predict` names the streams whose output is read: in the last block the other one
-    serves only as keys and values. The last `n_causal` rows are causal. """
+    such stream, or where it is not read. `predict` names the streams whose output is read: in the
+    last block the other one serves only as keys and values. The last `n_causal` rows are causal.
+    `cache` (2, B, H, S, d): where keys and values are kept. """
 
     def __init__(self, config):
         super().__init__()
@@ -273,7 +271,7 @@ class Block(nn.Module):
             self.latent = Stream(c.latent_width, c.width, c.heads, c.mlp_ratio, c.dropout)
 
     def forward(self, text, latent, text_modulation, latent_modulation, cos, sin, n_causal,
-                predict):
+                predict, cache=None):
         # latents come first: they are a prefix, should the text be causal
         queries_keys, values = [], []
         if latent is not None:
@@ -290,7 +288,10 @@ class Block(nn.Module):
         # one attention over both sequences
         K = 0 if latent is None else latent.shape[1]
         q, k = torch.cat(queries_keys, 3).unbind()                       # (B, H, K + L, d) each
-        attended = attention_of_rows(q, k, torch.cat(values, 2), K, n_causal)
+        v = torch.cat(values, 2)
+        if cache is not None:
+            cache[0], cache[1] = k, v
+        attended = attention_of_rows(q, k, v, K, n_causal)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
         to_latent, to_text = attended.split([K, q.shape[2] - K], 1)
 
@@ -561,7 +562,7 @@ class Importance(nn.Module):
             nn.init.zeros_(self.net.text_head.weight)
 
     def forward(self, tokens):
-        pad = pad_of(len(self.rarity))                                   # MASK is the id above it
+        pad = len(self.rarity) - 1                                       # MASK is the id above it
         rare = self.rarity[tokens.clamp(max=pad)]
         if self.kind == 'freq':
             return rare, None

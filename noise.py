@@ -62,6 +62,11 @@ def uniforms_of(seed, step, purpose, stretches, columns):
     return torch.from_numpy((bits + 0.5) * 2.0 ** -52)
 
 
+def below_1(u, dtype):
+    """ Uniform numbers in a dtype, as float32. None of them is rounded to 1. """
+    return u.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
+
+
 def normals(seed, step, purpose, first, rows, *shape):
     """ The same for N(0, 1): float32, (rows, *shape). """
     u = uniforms(seed, step, purpose, first, rows, math.prod(shape))
@@ -119,13 +124,14 @@ class Noise:
         """ Other numbers for the same rows. """
         return Noise(self.seed, self.rows, part)
 
-    def uniforms(self, purpose, columns):
-        """ U(0, 1), float64 on the host, (B, columns). Use one number of columns for a purpose. """
+    def uniforms(self, purpose, columns, dtype=torch.float64):
+        """ U(0, 1) on the host, (B, columns), and below 1 also where they are rounded to float32. Use
+        one number of columns for a purpose. """
         step = self.first_step + self.n_calls[purpose]
         self.n_calls[purpose] += 1
         found = torch.empty(len(self.rows), columns, dtype=torch.float64)
         found[self.order] = uniforms_of(self.seed, step, purpose, self.stretches, columns)
-        return found
+        return below_1(found, dtype)
 
     def normals(self, purpose, *shape):
         """ N(0, 1), float32 on the host, (B, *shape). """

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from diffusion import in_float32, positions_of, rank_in_row, to_device
+from diffusion import positions_of, rank_in_row, to_device
 
 LEAST_TEMPERATURE = 1e-9       # below it the likeliest token is taken: a smaller quotient of logits
                                # would only choose among equal ones
@@ -137,8 +137,8 @@ def first_positions(mask, count):
 def numbers_at(positions, noise, tokens):
     """ Uniform numbers (P, 2) float32 for `propose`, two for each of the flat positions (P,), on
     the device of tokens (B, L). """
-    u = noise.uniforms('token', 2 * tokens.shape[1])                     # (B, 2 L)
-    u = in_float32(u).view(-1, 2)
+    u = noise.uniforms('token', 2 * tokens.shape[1], torch.float32)      # (B, 2 L)
+    u = u.view(-1, 2)
     return to_device(to_device(u, positions)[positions], tokens)
 
 
@@ -363,7 +363,7 @@ def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_
     eos, pad = ends
     tokens, masked, _ = init_state(text, tokens, known_mask)
     B, L = tokens.shape
-    u = in_float32(noise.uniforms('token', 2 * L)).view(B, L, 2)         # each is written once
+    u = noise.uniforms('token', 2 * L, torch.float32).view(B, L, 2)      # each is written once
     ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)       # has its EOS
     for i in masked.any(0).nonzero().flatten().tolist():
         # x^i given what is before it. PAD was never learned: it follows EOS by rule

@@ -22,7 +22,7 @@ Letters: B rows, L tokens, P positions, V vocabulary; x the clean token, z what 
 import torch
 import torch.nn.functional as F
 
-from diffusion import check_choice, in_float32, positions_of, to_device
+from diffusion import check_choice, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import Sampler, draw_from, no_callback, numbers_at, scatter_at, schedule_times
 
@@ -163,10 +163,11 @@ class GIDD(IntegralProcess):
             to_any = torch.where(is_mask, mask, uniform) * uniform_next * V
 
             # one of the four, by a coin
-            coin = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
-            lot = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
+            L = tokens.shape[1]
+            coin = noise.uniforms('unmask', L, torch.float32).flatten()[positions]
+            lot = noise.uniforms('unmask', L).flatten()[positions]
             any_id = to_device((lot * V).long().clamp(max=V - 1), tokens)
-            coin = to_device(in_float32(coin), tokens) * (stay + to_x + to_mask + to_any)
+            coin = to_device(coin, tokens) * (stay + to_x + to_mask + to_any)
             new = torch.where(coin < stay + to_x + to_mask, V, any_id)
             new = torch.where(coin < stay + to_x, x, new)
             new = torch.where(coin < stay, z, new)

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from diffusion import in_float32, positions_of, to_device
+from diffusion import positions_of, to_device
 from processes.clusters import cluster_table
 from processes.integral import IntegralProcess
 from samplers import Sampler, init_state, no_callback, numbers_at, scatter_at, schedule_times
@@ -178,9 +178,10 @@ class HDLM(IntegralProcess):
             to_cluster = torch.where(is_mask, mask_to_cluster, 0.0)
 
             # one of the three, by a coin
-            coin = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
-            lot = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
-            coin = to_device(in_float32(coin), tokens)
+            L = tokens.shape[1]
+            coin = noise.uniforms('unmask', L, torch.float32).flatten()[positions]
+            lot = noise.uniforms('unmask', L).flatten()[positions]
+            coin = to_device(coin, tokens)
             cluster_id = V + 1 + self.draw_cluster(x, lot)
             new = torch.where(coin < stay + to_cluster, cluster_id, x)
             new = torch.where(coin < stay, z, new)

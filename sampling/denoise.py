@@ -77,6 +77,8 @@ class Denoiser:
         self.latent = latent
         self.eos, self.pad = eos, pad
         self.learned = set(learned)
+        self.is_causal = 'causal' in self.learned          # it writes from left to right
+        self.fills_masks = bool(self.learned & set(FILLS))
         self.lengths = lengths
         self.dtype = dtype
         self.device = model.bias.device
@@ -84,15 +86,6 @@ class Denoiser:
         self.L = model.config.seq_len                      # the longest text, in tokens
         self.banned = torch.as_tensor(banned, dtype=torch.int64, device=self.device)
         self.row_calls = 0                                 # rows the network has read: the cost
-
-    @property
-    def is_causal(self):
-        """ Whether it writes from left to right. """
-        return 'causal' in self.learned
-
-    @property
-    def fills_masks(self):
-        return bool(self.learned & set(FILLS))
 
     # ---- one call
 
@@ -119,6 +112,11 @@ class Denoiser:
             cache['reader'] = Reader(self.model, B, z, self.clock(0., B), self.clock(s, B))
         last = tokens[:, -1]
         return cache['reader'].read(tokens, has_ended=(last == self.eos) | (last == self.pad))
+
+    def keep(self, cache, texts):
+        """ Goes on with these of the texts that were read into a cache, by their numbers (B,). A
+        text may be among them repeatedly, as in a beam search. """
+        cache['reader'].keep(texts)
 
     def latent_at(self, tokens, t, z_s, s):
         """ x0 and e (B, N, D), the clean latent and the noise in z_s, given texts (B, L). """
@@ -170,7 +168,9 @@ class Denoiser:
 
     def ends(self, tokens):
         """ (B, L): EOS and PAD, where they are given to the network. """
-        return is_end(tokens, self) & bool(self.lengths)
+        if not self.lengths:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return is_end(tokens, self)
 
     def given(self, z=None, s=0.0, null=None, guidance=1.0, inner=None, is_causal=False):
         """ denoise(tokens, t, positions, rows) of samplers.py.

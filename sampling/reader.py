@@ -7,7 +7,7 @@ Letters: B texts, R rows, L tokens, V vocabulary, K latent tokens, C width, H he
 import torch
 import torch.nn.functional as F
 
-from model import attention, causal_mask
+from model import causal_mask
 
 
 class Reader:
@@ -65,22 +65,17 @@ class Reader:
         self.cache = torch.empty(shape, dtype=dtype, device=model.bias.device)
         self.into_text = 0
         self.into_head = None
+
+        # those of the latents (R, K, C), which see only one another
         if latent is not None:
-            modulation, _, _, *gates = model.split_latent_modulation(condition)
-            self.read_latents(latent, modulation)
+            of_latents, _, _, *gates = model.split_latent_modulation(condition)
+            for block, cache in zip(model.blocks, self.cache):
+                _, latent = block(None, latent, None, of_latents, None, None, n_causal=0,
+                                  predict=('latent',), cache=cache[:, :R, :, :self.K])
         if c.shortcut:
             into_text, into_head = model.shortcuts(latents, gates)       # (R, C) each
             self.into_text = into_text[:, None].to(dtype)
             self.into_head = into_head
-
-    def read_latents(self, latent, modulation):
-        """ Keys and values of the latents (R, K, C), which see only one another. """
-        for block, cache in zip(self.model.blocks, self.cache):
-            shift, gain, *rest = block.latent.modulation(modulation)
-            (q, k), v = block.latent.queries_keys_values(latent, shift, gain)        # (R, H, K, d)
-            cache[:, :len(latent), :, :self.K] = torch.stack([k, v])
-            attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (R, K, C)
-            latent = block.latent.finish(latent, attended, *rest)
 
     def keep(self, texts):
         """ Goes on with these texts, by their numbers (B,). A text may be among them repeatedly.

@@ -13,9 +13,10 @@ from diffusion import CAUSAL, GaussianLatents, MaskedText, Noising, exact_nll, m
 from launch import log, measured, run_each, train_each
 from noise import Noise, rows_of
 from processes.gidd import GIDD
-from sampling.knobs import SamplingKnobs, settle, settle_latents
+from sampling.knobs import SamplingKnobs
+from sampling.latents import settle_latents
 from sampling.run import Run
-from sampling.writing import blank, write
+from sampling.writing import blank, settle, write
 from tasks import infill
 from toys import l2t, net_of, random_inputs, random_network
 
@@ -291,7 +292,7 @@ def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
             (dual, both, dict(rerank=4), 'autoregressive', .4),
             (dual, {}, {}, 'autoregressive', 1),
             (dual, dict(from_text=True), dict(rerank=4), 'confidence', 0)):
-        knobs = settle(net, SamplingKnobs(**asked), **given)
+        _, knobs = settle(net, SamplingKnobs(**asked), **given)
         assert (knobs.sampler, knobs.temperature) == (sampler, temperature), (given, asked)
     for from_text, steps in ((True, 1), (False, 32)):
         knobs = settle_latents(masked, SamplingKnobs(), from_text)
