@@ -305,7 +305,7 @@ def respond(run, direction, config):
 
     # files
     if svg:
-        write_animation(run, direction, given, knobs)
+        save_animation(run, direction, given, knobs)
     if fasta:
         records = [f'>sample_{i} length={len(text)}\n{text}\n' for i, text in enumerate(texts, 1)]
         write_text(fasta, ''.join(records), named=True)
@@ -337,7 +337,7 @@ def describe_latents(run, direction, given, n_each, raw):
     return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine]
 
 
-def write_animation(run, direction, given, knobs):
+def save_animation(run, direction, given, knobs):
     """ An animated picture of the first text being written: from left to right and by unmasking,
     where both write it from its latents and no sampler is named; else as it is asked for. """
     from sampling.animation import animation

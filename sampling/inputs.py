@@ -35,20 +35,22 @@ def pack(run, texts, cut=False):
     """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. A
     text that is too long is cut with a warning, if `cut`; else it is a ValueError. """
     check_texts(texts)
-    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    most = most_tokens(run)
+    end = [run.tokenizer.eos] + [run.tokenizer.pad] * run.net.L
     rows = []
     n_cut = 0
     for i, text in enumerate(texts):
         ids = run.tokenizer.encode(text)
-        if len(ids) > most_tokens(run) and not cut:
+        is_long = len(ids) > most
+        if is_long and not cut:
             raise ValueError(f'text {i + 1} of {len(texts)}, {short(text)}, has {len(ids):,} '
-                             f'tokens, {run.out_dir} reads at most {most_tokens(run)}')
-        n_cut += len(ids) > most_tokens(run)
-        row = ids[:most_tokens(run)] + [eos] + [pad] * run.net.L
+                             f'tokens, {run.out_dir} reads at most {most}')
+        n_cut += is_long
+        row = ids[:most] + end
         rows.append(row[:run.net.L])
     if n_cut:
         warn(f'{n_cut:,} of {len(texts):,} texts have more tokens than {run.out_dir} reads, '
-             f'{most_tokens(run)}: their ends are left out')
+             f'{most}: their ends are left out')
     return torch.tensor(rows)
 
 
@@ -110,19 +112,28 @@ def pieces_of_template(run, text):
 
     pieces = []
     for i, part in enumerate(parts):
-        least, _, most = (part[1:] or '1').partition('-')
         if '*' in pieces and part:
             raise ValueError(f'[MASK:*] stands at the end of a text, found {part!r} behind it')
-        if i % 2 == 0 and '[MASK' in part or i % 2 == 1 and most and int(least) > int(most):
+        is_text = i % 2 == 0
+        piece = None                                       # what is no text and no gap
+        if is_text and '[MASK' not in part:
+            piece = run.tokenizer.encode(part) if part else []
+        elif not is_text:
+            piece = read_gap(part)
+        if piece is None:
             raise ValueError(f'a [MASK in {short(text)} is not a gap: expected [MASK], [MASK:3], '
                              '[MASK:2-6] or [MASK:*]')
-        if i % 2 == 0:
-            pieces.append(run.tokenizer.encode(part) if part else [])
-        elif least == '*':
-            pieces.append('*')
-        else:
-            pieces.append(range(int(least), int(most or least) + 1))
+        pieces.append(piece)
     return pieces
+
+
+def read_gap(part):
+    """ What stands between [MASK and ], such as ':2-6': a range of numbers of MASKs, or '*'. None
+    where the range is empty. """
+    least, _, most = (part[1:] or '1').partition('-')
+    if least == '*':
+        return '*'
+    return range(int(least), int(most or least) + 1) or None
 
 
 def read_template(run, text, length=0):

@@ -61,7 +61,8 @@ class Reader:
         self.by_sin = (gains.roll(d // 2, -1) * sin).to(dtype)
 
         # keys and values
-        shape = (c.depth, 2, B, c.heads, self.K + c.seq_len, d)
+        n_positions = self.K + c.seq_len
+        shape = (c.depth, 2, B, c.heads, n_positions, d)
         self.cache = torch.empty(shape, dtype=dtype, device=model.bias.device)
         self.into_text = 0
         self.into_head = None
@@ -120,14 +121,16 @@ class Reader:
     def read(self, tokens, has_ended):
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
         read. has_ended (B,): texts that have their end, so that their logits do not matter. """
-        # each new token may look at the latents and at all tokens up to itself
         L = tokens.shape[1]
         new = slice(self.n_read, L)
         tokens = self.share(tokens[:, new], has_ended)
         self.n_read = L
+
+        # each new token may look at the latents and at all tokens up to itself; one alone at all
         mask = None
         if new.stop - new.start > 1:
-            mask = causal_mask(self.K, L, tokens.device)[self.K + new.start:]
+            mask = causal_mask(self.K, L, tokens.device)
+            mask = mask[self.K + new.start:]
 
         # the blocks: of each its modulation, its products of gains and positions, and its cache
         text = self.model.embed(tokens) + self.into_text                 # (R, new, C)

@@ -1,5 +1,5 @@
 """
-A text being written, kept step by step, and drawn in a terminal (sample.py --watch).
+A text being written, kept step by step, and shown in a terminal (sample.py --watch).
 
     recorder = Recorder(run.net.text.mask_id)
     run.write(latents=z, on_step=recorder)
@@ -204,7 +204,7 @@ def watcher(run, rows):
     shades; elsewhere, or where NO_COLOR is set, the first text as plain lines, one for each step
     that changes it. """
     mask_id = run.net.text.mask_id
-    n_drawn = 0
+    n_shown = 0
     last = None
 
     def plain(frame):
@@ -216,21 +216,21 @@ def watcher(run, rows):
             last = state
 
     def in_place(frame):
-        nonlocal n_drawn
+        nonlocal n_shown
         size = shutil.get_terminal_size()
         lines = lines_of([(headline(frame, mask_id), 'm')], size.columns - 1)
         for row in range(min(rows, len(frame.tokens))):
             spans = spans_of(run.tokenizer, frame, row, mask_id, least_draft=0.1)
             lines += lines_of(spans, size.columns - 1)
 
-        # back up over what was drawn before, and erase it; what scrolled away cannot be erased
+        # back up over what was shown before, and erase it; what scrolled away cannot be erased
         lines = lines[:size.lines - 1]
-        if n_drawn:
-            print(f'\x1b[{n_drawn}A\x1b[J', end='')
+        if n_shown:
+            print(f'\x1b[{n_shown}A\x1b[J', end='')
         for line in lines:
             print(''.join(coloured(*span) for span in line))
         sys.stdout.flush()
-        n_drawn = len(lines)
+        n_shown = len(lines)
         time.sleep(PAUSE)
 
     is_plain = not sys.stdout.isatty() or os.environ.get('NO_COLOR')

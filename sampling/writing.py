@@ -8,6 +8,7 @@ Texts, written by a sampler: all that is MASK and not known is filled, batch by 
 A text sampler is a function of samplers.py, or of the run's own text process.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims.
 """
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -27,7 +28,8 @@ def tidied(net, tokens):
     if net.lengths:
         return tokens
     eos, pad = net.eos, net.pad
-    is_text = ((tokens == eos).cumsum(1) == 0) & (tokens != pad)
+    n_eos = (tokens == eos).cumsum(1)                                    # up to each position
+    is_text = (n_eos == 0) & (tokens != pad)
 
     # the text first, in its order
     order = (~is_text).byte().argsort(dim=1, stable=True)
@@ -70,8 +72,9 @@ def blank(net, n, knobs, lengths_of=None, rows=None):
 
     # MASK up to there, then an EOS and PAD
     column = torch.arange(net.L)
+    known_mask = column >= lengths
     end = torch.where(column == lengths, net.eos, net.pad)
-    return torch.where(column < lengths, tokens, end), column >= lengths
+    return torch.where(known_mask, end, tokens), known_mask
 
 # -----------------------------------------------------------------------------
 # What the knobs leave open
@@ -153,7 +156,8 @@ def asked_of_a_row(net, sampler, steps):
         return 1
     if sampler.asks_few:
         # a schedule unmasks up to about twice the mean in a step
-        return min(net.L, -(-2 * net.L // steps))
+        twice = math.ceil(2 * net.L / steps)
+        return min(net.L, twice)
     return net.L
 
 # -----------------------------------------------------------------------------
