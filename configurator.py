@@ -79,7 +79,9 @@ def follows_one(value, one):
     low, high = float(low), float(high)
     if type(value) is not int and (whole or type(value) is not float):
         return False
-    return low < value < high or value == low and left == '[' or value == high and right == ']'
+    is_above = value >= low if left == '[' else value > low
+    is_below = value <= high if right == ']' else value < high
+    return is_above and is_below
 
 
 class Knob(NamedTuple):
@@ -94,7 +96,8 @@ class Knob(NamedTuple):
         if kind is tuple:
             # words may be any number but none, numbers are as many as in the default
             n = len(value) if isinstance(value, (tuple, list)) else 0
-            if not n or n != len(self.default) and not isinstance(self.default[0], str):
+            any_number = isinstance(self.default[0], str)
+            if n == 0 or not any_number and n != len(self.default):
                 raise ValueError(f'{short(value)}, expected values like {self.default}')
             return tuple(self._replace(default=self.default[0]).checked(one) for one in value)
 
@@ -229,9 +232,13 @@ def run_config(path):
         stop(f'config file {path}, line {line}: {what}')
 
     # CAPITALS are the file's own constants, _names its own variables
-    return {name: value for name, value in space.items()
-            if not (name.startswith('_') or name.isupper()
-                    or isinstance(value, types.ModuleType) or callable(value))}
+    found = {}
+    for name, value in space.items():
+        is_its_own = name.startswith('_') or name.isupper()
+        is_code = isinstance(value, types.ModuleType) or callable(value)
+        if not is_its_own and not is_code:
+            found[name] = value
+    return found
 
 
 def configure(globals_, argv=None, show=True):
@@ -292,8 +299,11 @@ def configure(globals_, argv=None, show=True):
 @functools.cache
 def knobs_of_scripts():
     """ {knob: script} of all scripts. """
-    return {name: f'{script}.py' for script in reversed(SCRIPTS)
-            for name in read_knobs(os.path.join(HERE, f'{script}.py'))}
+    found = {}
+    for script in reversed(SCRIPTS):
+        path = os.path.join(HERE, f'{script}.py')
+        found.update(dict.fromkeys(read_knobs(path), f'{script}.py'))
+    return found
 
 
 def is_config(arg):

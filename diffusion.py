@@ -194,9 +194,15 @@ def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *oth
     latents and t_latent lie on the device, all others and the result on the host. """
     # the network runs its head at the scored positions only
     positions = positions_of(scored)                                     # (P,)
-    hidden, _ = model(to_device(seen, t_latent), latents, to_device(t_text.float(), t_latent),
-                      t_latent, to_device(positions, t_latent), predict=('text',),
-                      return_hidden=True, **more)
+    hidden, _ = model(
+        to_device(seen, t_latent),
+        latents,
+        to_device(t_text.float(), t_latent),
+        t_latent,
+        to_device(positions, t_latent),
+        predict=('text',),
+        return_hidden=True,
+        **more)
     others = [to_device(x.flatten(0, 1)[positions], t_latent) for x in others]
 
     def term_of_hidden(hidden, *others):
@@ -413,8 +419,10 @@ class GaussianLatents:
     def alpha_sigma_like(self, t, z):
         """ The same in the precision of z (B, N, D), on its device, and of a shape that multiplies
         it. A scalar t of the host stays there. """
-        found = [x.to(z.dtype) for x in self.alpha_sigma(t)]
-        return found if t.ndim == 0 else [to_device(x[:, None, None], z) for x in found]
+        alpha_t, sigma_t = [x.to(z.dtype) for x in self.alpha_sigma(t)]
+        if t.ndim == 0:
+            return alpha_t, sigma_t
+        return to_device(alpha_t[:, None, None], z), to_device(sigma_t[:, None, None], z)
 
     def corrupt(self, z, t, e):
         """ z_t, and the noise as used. z, e (B, N, D), t (B,). """
@@ -424,8 +432,11 @@ class GaussianLatents:
 
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
-        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0), 'flow': (-1, 1), 'eps': (0, 1),
-                'rest': (1 - alpha_t ** 2, -alpha_t * sigma_t)}[self.target]
+        if self.target == 'v':
+            return -sigma_t, alpha_t
+        if self.target == 'rest':
+            return 1 - alpha_t ** 2, -alpha_t * sigma_t
+        return dict(x0=(1, 0), flow=(-1, 1), eps=(0, 1))[self.target]
 
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """
@@ -651,7 +662,8 @@ class Loss(nn.Module):
         tokens, latents = data.rows(rows, crop)
         known_mask = None if self.predict_length else is_end(tokens, data)
         real = tokens != data.pad if known_mask is None else ~known_mask
-        ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
+        ones = torch.ones(B, device=device)
+        zeros = torch.zeros(B, device=device)
 
         # one clock per row, as Sobol' points, so that rows cover (0, 1) evenly, however many they
         # are; the text is masked on the host
@@ -684,8 +696,9 @@ class Loss(nn.Module):
                 if 'text' in self.model.config.streams:
                     x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
                     x_t = to_device(x_t, ones)
-                _, out = self.model(x_t, latents_at(spread), to_device(t_text, ones),
-                                    to_device(spread, ones), predict=('latent',))
+                z_t = latents_at(spread)
+                _, out = self.model(x_t, z_t, to_device(t_text, ones), to_device(spread, ones),
+                                    predict=('latent',))
                 target = self.latent.target_of(latents, noise, spread)
                 _, error = self.latent.loss(out, target, ones)
         sums = [x[counted].sum() for x in (nats, real, error, ones, causal_nats)]

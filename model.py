@@ -172,7 +172,9 @@ def rotary_angles(length, head_dim):
 def rotate(x, cos, sin):
     """ Rotary positions: each pair (x1, x2) of channels turns by its angle. """
     x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1)
+    y1 = x1 * cos - x2 * sin
+    y2 = x1 * sin + x2 * cos
+    return torch.cat([y1, y2], dim=-1)
 
 
 def grid_positions(n, width):
@@ -183,8 +185,9 @@ def grid_positions(n, width):
     row = torch.arange(n) // side
     column = torch.arange(n) % side
 
-    angles = torch.cat([torch.outer(row.double(), frequency),
-                        torch.outer(column.double(), frequency)], dim=1)  # (n, 2 quarter)
+    of_row = torch.outer(row.double(), frequency)
+    of_column = torch.outer(column.double(), frequency)
+    angles = torch.cat([of_row, of_column], dim=1)                       # (n, 2 quarter)
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     return F.pad(table, (0, width - 4 * quarter)).float()
 
@@ -455,7 +458,9 @@ class Model(nn.Module):
         """ Of the latent stream: for the blocks (B, 6C), for the head (B, 2C), for the bag
         (B, D or 0), and where there is a shortcut its two gates (B, 1). """
         c = self.config
-        sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag] + [1, 1] * c.shortcut
+        sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag]
+        if c.shortcut:
+            sizes += [1, 1]
         return self.latent_modulation(condition).split(sizes, dim=1)
 
     def shortcuts(self, latents, gates):
@@ -477,7 +482,8 @@ class Model(nn.Module):
         sum of its words, divided by the length of the sum. That grows like sqrt(l), where words
         point in unlike directions. MASK, EOS and PAD have rows like any token. """
         score = self.bag_scores(tokens).squeeze(2)                       # (B, L)
-        weight = F.normalize((score - score.detach().amax(1, keepdim=True)).exp(), dim=1)
+        largest = score.detach().amax(1, keepdim=True)                   # so that none is inf
+        weight = F.normalize((score - largest).exp(), dim=1)
         bag = F.embedding_bag(tokens, self.bag_values.weight, per_sample_weights=weight, mode='sum')
         return bag.unflatten(1, (self.config.n_latents, -1))             # (B, N D) -> (B, N, D)
 

@@ -30,7 +30,8 @@ def philox(seed, step, purpose):
     Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose). The step is
     the third word of the counter, and the sample the fourth: two of them overlap only after 2^128
     counts. """
-    key = np.array([seed % 2 ** 64, 1 + PURPOSES.index(purpose)], np.uint64)
+    number = 1 + PURPOSES.index(purpose)
+    key = np.array([seed % 2 ** 64, number], np.uint64)
     counter = np.array([0, 0, step, 0], np.uint64)
     return np.random.Philox(key=key, counter=counter)
 
@@ -118,7 +119,8 @@ class Noise:
         begins_anew |= np.diff(sample, prepend=-1) != 0
         first = np.flatnonzero(begins_anew)
         n_rows = np.diff(first, append=len(source))
-        self.stretches = list(zip(source[first].tolist(), n_rows.tolist(), sample[first].tolist()))
+        stretches = np.stack([source[first], n_rows, sample[first]], 1)
+        self.stretches = stretches.tolist()
 
     def of_part(self, part):
         """ Other numbers for the same rows. """

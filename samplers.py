@@ -81,8 +81,9 @@ def draw_from(p, u):
     """
     P, V = p.shape
     size = math.ceil(V ** 0.5)
-    n_blocks = -(-V // size)
-    blocks = F.pad(p, (0, n_blocks * size - V)).view(P, n_blocks, size)
+    n_blocks = math.ceil(V / size)
+    missing = n_blocks * size - V
+    blocks = F.pad(p, (0, missing)).view(P, n_blocks, size)
     block = pick(blocks.sum(2), u[:, 0])
     inside = blocks[torch.arange(P, device=p.device), block]             # (P, size)
     return size * block + pick(inside, u[:, 1])
@@ -288,7 +289,8 @@ def dfm(*args, alpha=1.5, **knobs):
     alpha = 1 is ancestral.
     """
     def p_remask_of(M_t, M_next):
-        return min(1, M_next * (1 - (M_next / M_t) ** (alpha - 1)) / (1 - M_t))
+        r = M_next / M_t
+        return min(1, M_next * (1 - r ** (alpha - 1)) / (1 - M_t))
     return remask(p_remask_of, *args, **knobs)
 
 
@@ -376,7 +378,8 @@ def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_
         if i > 0:
             ended = (tokens[:, :i] == eos).any(1)
         x = torch.where(ended, pad, x)
-        tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
+        is_free = to_device(masked[:, i], tokens)
+        tokens[:, i] = torch.where(is_free, x, tokens[:, i])
 
         # have all texts ended? On a GPU the question waits for the device: every eighth step
         is_asked = i % 8 == 7 or not tokens.is_cuda

@@ -309,7 +309,10 @@ def report():
     if not log.steps:
         return
     step = state.step
-    tokens_a_row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
+    tokens_a_row = 0                                       # in all steps so far
+    for s in stages:
+        n_steps = min(step, s.end) - s.first
+        tokens_a_row += s.seq_len * max(0, n_steps)
     more = dict(
         epoch=step * rows_a_step / len(train_data),
         tokens=rows_a_step * tokens_a_row,
@@ -422,7 +425,8 @@ while True:
         opt.zero_grad(set_to_none=True)
     state.skipped += bad
     state.streak = (state.streak + 1) * bad
-    state.history = torch.where(bad > 0, state.history, torch.cat((state.history[1:], norm[None])))
+    one_later = torch.cat((state.history[1:], norm[None]))
+    state.history = torch.where(bad > 0, state.history, one_later)
     state.step += 1
 
     # ---- average: ema += (1 - d) (weights - ema), after the step

@@ -81,8 +81,9 @@ def panel_of(label, frames, texts, y, total):
         says = escape(f'{label}: step {frame.step} of {n_steps}')
         of_text = ''.join(text_at(y + LINE * (j + 1), line) for j, line in enumerate(lines))
         done = width * frame.step / n_steps
-        groups.append(f'<g class="{"z" if i == len(frames) - 1 else "k"}" '
-                      f'style="animation-delay: {i * SECONDS - total:.2f}s">'
+        kind = 'z' if i == len(frames) - 1 else 'k'
+        delay = i * SECONDS - total
+        groups.append(f'<g class="{kind}" style="animation-delay: {delay:.2f}s">'
                       f'<text class="h" x="{MARGIN}" y="{y}">{says}</text>{of_text}'
                       f'<path class="done" d="M{MARGIN} {below}h{done:.0f}"/></g>')
     return groups, below

@@ -45,7 +45,9 @@ def guided_logits(g, conditional, unconditional):
         return conditional()
     if g == 0:
         return unconditional()
-    return g * conditional().log_softmax(-1) + (1 - g) * unconditional().log_softmax(-1)
+    log_p_c = conditional().log_softmax(-1)
+    log_p_u = unconditional().log_softmax(-1)
+    return g * log_p_c + (1 - g) * log_p_u
 
 
 def guided_latents(g, conditional, unconditional):
@@ -56,7 +58,9 @@ def guided_latents(g, conditional, unconditional):
         return unconditional()
     x0_c, e_c = conditional()
     x0_u, e_u = unconditional()
-    return g * x0_c + (1 - g) * x0_u, g * e_c + (1 - g) * e_u
+    x0 = g * x0_c + (1 - g) * x0_u
+    e = g * e_c + (1 - g) * e_u
+    return x0, e
 
 
 class Denoiser:
@@ -192,11 +196,15 @@ class Denoiser:
         def denoise(tokens, t, positions, rows=slice(None)):
             if isinstance(rows, torch.Tensor):
                 rows = to_device(rows, tokens)
-            z_u = None if null is None else null[rows]
-            logits = guided_logits(
-                guidance,
-                lambda: call(tokens, t, positions, z[rows], s, cache_c),
-                lambda: call(tokens, t, positions, z_u, 1.0, cache_u))   # (P, V)
+
+            def conditional():
+                return call(tokens, t, positions, z[rows], s, cache_c)
+
+            def unconditional():
+                nothing = None if null is None else null[rows]
+                return call(tokens, t, positions, nothing, 1.0, cache_u)
+
+            logits = guided_logits(guidance, conditional, unconditional)             # (P, V)
             is_inner = None
             if inner is not None:
                 is_inner = inner[rows].flatten()[to_device(positions, tokens)]       # (P,)

@@ -39,8 +39,10 @@ def make_latents(net, tokens, n, knobs, rows=None):
         null = torch.where(net.ends(x), x, net.text.mask_id)
 
         def denoise(z, t):
-            return guided_latents(g, lambda: net.latent_at(x, 0.0, z, t),
-                                  lambda: net.latent_at(null, 1.0, z, t))
+            return guided_latents(
+                g,
+                conditional=lambda: net.latent_at(x, 0.0, z, t),
+                unconditional=lambda: net.latent_at(null, 1.0, z, t))
 
         noise = Noise(knobs.seed, rows[part])
         z = net.nothing(noise, 'start')

@@ -145,9 +145,14 @@ class Run:
                                          self.config['latent_target'])
         if model.config.clusters:
             text.take_clusters(model.cluster_of.cpu())
-        self.net = Denoiser(model, text, latent, self.tokenizer.eos, self.tokenizer.pad, learned,
-                            lengths, never_written(self.tokenizer, bool(lengths)),
-                            pick_dtype(dtype, device))
+        self.net = Denoiser(
+            model, text, latent,
+            eos=self.tokenizer.eos,
+            pad=self.tokenizer.pad,
+            learned=learned,
+            lengths=lengths,
+            banned=never_written(self.tokenizer, bool(lengths)),
+            dtype=pick_dtype(dtype, device))
 
     # ---- what it can do
 
@@ -252,8 +257,8 @@ class Run:
             raise ValueError('edit: give like, or towards and away, or latents')
         check_texts(texts)
         for name, some in (('like', like), ('towards', towards), ('away', away)):
-            if isinstance(some, str) or not isinstance(some, Sized) or len(some) not in (
-                    0, 1, len(texts)):
+            is_list = isinstance(some, Sized) and not isinstance(some, str)
+            if not is_list or len(some) not in (0, 1, len(texts)):
                 raise ValueError(f'{name}={some!r}: expected a list of 1 or {len(texts)} texts')
         knobs = SamplingKnobs(**knobs)
         now = embeddings(self, texts)
