@@ -655,7 +655,7 @@ class Loss(nn.Module):
         # the rows. All batches have one shape: behind the last row that counts stand others
         device = self.model.bias.device
         counted = slice(max(0, min(B, n - first)))
-        rows = [r % len(data) for r in range(first, first + B)]
+        rows = torch.arange(first, first + B) % len(data)
         crop = None
         if data.cropped:
             crop = uniforms(self.seed, 0, 'crop', first, B, 1)[:, 0]
@@ -675,7 +675,8 @@ class Loss(nn.Module):
         noise = None
         if 'latent' in self.model.config.streams:
             noise = normals(self.seed, 0, 'evaluation latent', first, *latents.shape)
-            noise, latents = to_device(noise, ones), to_device(latents, ones)
+            noise = to_device(noise, ones)
+            latents = to_device(latents, ones)
 
         def latents_at(clock):
             return None if noise is None else self.latent.corrupt(latents, clock, noise)[0]

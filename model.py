@@ -107,8 +107,8 @@ def squared_relu(x):
 
 
 def modulate(x, shift, gain):
-    """ A layer norm of x (B, S, C) with the gain and the shift of each row, (B, 1, C); or (C,) where
-    all rows have the same, which is faster. """
+    """ A layer norm of x (B, S, C) with the gain and the shift of each row, (B, 1, C); or with one
+    gain and one shift (C,) for all rows, which is faster. """
     if gain.ndim == 1:
         return F.layer_norm(x, gain.shape, gain, shift)
     return norm(x) * gain + shift

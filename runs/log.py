@@ -165,8 +165,8 @@ class StepLog:
         self.n_steps = 0                                   # of this process
 
     def add(self, batch, losses):
-        """ Adds up what is to be logged of a micro-batch: a diffusion.Batch and its Losses. Only the
-        sums stay, so a step takes no more memory where it has more micro-batches. """
+        """ Adds up what is to be logged of a micro-batch: a diffusion.Batch and its Losses. Only
+        the sums stay, so a step takes no more memory where it has more micro-batches. """
         sums = statistics(batch, losses)
         self.sizes = {name: x.numel() for name, x in sums.items()}
         self.sums = self.sums + torch.cat(tuple(sums.values()))

@@ -97,8 +97,8 @@ def sampler_of(net, name):
 
 def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
     """
-    The Sampler, and SamplingKnobs in which nothing is left open: neither the sampler, nor its steps,
-    nor the temperature.
+    The Sampler, and SamplingKnobs in which nothing is left open: which sampler, how many steps,
+    which temperature.
     from_latent, from_text   what is read: a latent, and a text or a part of it
     must_differ              more than one text of a source is wanted, and they shall differ
     """
