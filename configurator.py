@@ -262,27 +262,19 @@ def configure(globals_, argv=None, show=True):
             stop(f'{arg!r} is neither a config file (*.py) nor --key=value'
                  + what_is_meant(argv, i, knobs))
     for arg in argv:
-        name, _, text = arg.partition('=')
-        settings, source = {name[2:]: text}, FLAG
         if is_config(arg):
-            settings, source = run_config(arg), arg
+            source = arg
+            settings = run_config(arg)
+        else:
+            source = FLAG
+            name, _, text = arg.removeprefix('--').partition('=')
+            settings = {name: text}
         for name, value in settings.items():
             if name not in knobs:
                 pass_over(name, source, knobs)
                 continue
-            try:
-                knob = knobs[name]
-                value = knob.read(value) if source == FLAG else knob.checked(value)
-            except ValueError as error:
-                stop(f'knob {name!r} in {source}: {error}')
-            if isinstance(value, str) and name not in VERBATIM:
-                # a script with the line ends of Windows gives --out=X the name 'X\r'
-                if re.search(r'[\0-\x1f\x7f-\x9f]', value):
-                    stop(f'knob {name!r} in {source}: {value!r} has a control character, which no '
-                         'name has; \\r is the line end of a script that was written on Windows')
-                # a shell leaves the ~ of --out=~/here alone
-                value = re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
-            config[name], set_by[name] = value, source
+            config[name] = value_of(name, knobs[name], value, source)
+            set_by[name] = source
 
     # a knob that is not read would do nothing
     for name, source in set_by.items():
@@ -294,6 +286,24 @@ def configure(globals_, argv=None, show=True):
     if show:
         show_knobs(config)
     return config
+
+
+def value_of(name, knob, value, source):
+    """ The value of a knob, from the text of a flag or the value in a file. Stops where it is no
+    value of this knob. """
+    try:
+        value = knob.read(value) if source == FLAG else knob.checked(value)
+    except ValueError as error:
+        stop(f'knob {name!r} in {source}: {error}')
+    if not isinstance(value, str) or name in VERBATIM:
+        return value
+
+    # a script with the line ends of Windows gives --out=X the name 'X\r'
+    if re.search(r'[\0-\x1f\x7f-\x9f]', value):
+        stop(f'knob {name!r} in {source}: {value!r} has a control character, which no name has; '
+             '\\r is the line end of a script that was written on Windows')
+    # a shell leaves the ~ of --out=~/here alone
+    return re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
 
 
 @functools.cache

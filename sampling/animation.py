@@ -79,7 +79,9 @@ def panel_of(label, frames, texts, y, total):
     groups = [f'<path class="bar" d="M{MARGIN} {below}h{width}"/>']
     for i, (frame, lines) in enumerate(zip(frames, texts)):
         says = escape(f'{label}: step {frame.step} of {n_steps}')
-        of_text = ''.join(text_at(y + LINE * (j + 1), line) for j, line in enumerate(lines))
+        of_text = ''
+        for j, line in enumerate(lines, 1):
+            of_text += text_at(y + LINE * j, line)
         done = width * frame.step / n_steps
         kind = 'z' if i == len(frames) - 1 else 'k'
         delay = i * SECONDS - total
@@ -99,8 +101,10 @@ def animation(tokenizer, mask_id, panels, title):
     title = printable(title)
 
     # the title, then panel below panel
-    body, y = [], 34
-    for line in lines_of([(word + ' ', '') for word in title.split()], COLUMNS):
+    body = []
+    y = 34
+    words = [(word + ' ', '') for word in title.split()]
+    for line in lines_of(words, COLUMNS):
         text = ''.join(text for text, _ in line)
         body.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
         y += 20

@@ -78,6 +78,8 @@ def embeddings(run, texts):
     that it cannot embed as the run would need it, with the first of them. """
     raw = run.encode(texts)                    # it says what is an error
     texts = [spelled(run.tokenizer.kind, text) for text in texts]
+
+    # (text, what is to be said of it), by what is wrong with it
     masked, remarked, long = [], [], []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -90,6 +92,7 @@ def embeddings(run, texts):
             long.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
                                f'{most_tokens(run):,} and has seen no embedding of a longer text'))
 
+    # one warning of each kind, however many texts there are
     for found in filter(None, (masked, remarked, long)):
         text, remark = found[0]
         more = f'; and so with {len(found) - 1:,} more texts' if len(found) > 1 else ''
@@ -152,14 +155,17 @@ def read_template(run, text, length=0):
                          f'text ends, not with {short(text)}')
 
     rows = []
-    for counts in itertools.product(*ranges):
+    for lengths in itertools.product(*ranges):
         # the ids of the text, -1 where EOS and PAD are not allowed
-        ids, counts = [], iter(counts)
+        ids = []
+        lengths = iter(lengths)
         for piece in pieces:
             if isinstance(piece, range):
-                ids += [-1] * min(next(counts), run.net.L + 1)
+                ids += [-1] * min(next(lengths), run.net.L + 1)
             elif piece != '*':
                 ids += piece
+
+        # the whole rest, where somebody must say how long it is
         if has_rest and run.net.lengths:
             if length <= len(ids):
                 raise ValueError(f'[MASK:*] in {short(text)} needs a --length above {len(ids)}: '
@@ -189,12 +195,18 @@ def read_latents(run, path):
         raw = run.to_raw(array)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
+
+    # are they as long as those of the training? The mean square of a vector's length is
+    # E|z|^2 = |mean|^2 + the sum of the variances
     stats = run.stats
-    square = (stats.mean ** 2 + stats.live * stats.std ** 2).sum()       # of a vector, its mean
-    far = far_off(raw.numpy(), float(square * raw.shape[1]) ** 0.5)
+    square = (stats.mean ** 2 + stats.live * stats.std ** 2).sum()
+    length = float(square * raw.shape[1]) ** 0.5
+    far = far_off(raw.numpy(), length)
     if far.any():
         warn(f'{path}: row {far.argmax()} is {FAR} times as long as the latents that {run.out_dir} '
              f'was trained on, or more, and so are {far.sum() - 1} others: of another scale?')
+
+    # an embedding of nothing, such as a text without a known word
     is_zero = ~raw.numpy().any((1, 2))
     if is_zero.any():
         warn(f'{path}: {is_zero.sum():,} of {len(raw):,} latents are zeros, which say nothing; the '
