@@ -79,7 +79,9 @@ def follows_one(value, one):
     low, high = float(low), float(high)
     if type(value) is not int and (whole or type(value) is not float):
         return False
-    return low < value < high or value == low and left == '[' or value == high and right == ']'
+    is_above = value >= low if left == '[' else value > low
+    is_below = value <= high if right == ']' else value < high
+    return is_above and is_below
 
 
 class Knob(NamedTuple):
@@ -94,7 +96,8 @@ class Knob(NamedTuple):
         if kind is tuple:
             # words may be any number but none, numbers are as many as in the default
             n = len(value) if isinstance(value, (tuple, list)) else 0
-            if not n or n != len(self.default) and not isinstance(self.default[0], str):
+            any_number = isinstance(self.default[0], str)
+            if n == 0 or not any_number and n != len(self.default):
                 raise ValueError(f'{short(value)}, expected values like {self.default}')
             return tuple(self._replace(default=self.default[0]).checked(one) for one in value)
 
@@ -118,7 +121,7 @@ class Knob(NamedTuple):
         return value
 
     def read(self, text):
-        """ A flag's text as a value; ValueError as in settle. """
+        """ A flag's text as a value; ValueError as in `checked`. """
         if isinstance(self.default, str):
             return self.checked(text)
         if isinstance(self.default, tuple):
@@ -231,9 +234,13 @@ def run_config(path):
         stop(f'config file {path}, line {line}: {what}')
 
     # CAPITALS are the file's own constants, _names its own variables
-    return {name: value for name, value in space.items()
-            if not (name.startswith('_') or name.isupper()
-                    or isinstance(value, types.ModuleType) or callable(value))}
+    found = {}
+    for name, value in space.items():
+        is_its_own = name.startswith('_') or name.isupper()
+        is_code = isinstance(value, types.ModuleType) or callable(value)
+        if not is_its_own and not is_code:
+            found[name] = value
+    return found
 
 
 def configure(globals_, argv=None, show=True):
@@ -257,27 +264,19 @@ def configure(globals_, argv=None, show=True):
             stop(f'{arg!r} is neither a config file (*.py) nor --key=value'
                  + what_is_meant(argv, i, knobs))
     for arg in argv:
-        name, _, text = arg.partition('=')
-        settings, source = {name[2:]: text}, FLAG
         if is_config(arg):
-            settings, source = run_config(arg), arg
+            source = arg
+            settings = run_config(arg)
+        else:
+            source = FLAG
+            name, _, text = arg.removeprefix('--').partition('=')
+            settings = {name: text}
         for name, value in settings.items():
             if name not in knobs:
                 pass_over(name, source, knobs)
                 continue
-            try:
-                knob = knobs[name]
-                value = knob.read(value) if source == FLAG else knob.checked(value)
-            except ValueError as error:
-                stop(f'knob {name!r} in {source}: {error}')
-            if isinstance(value, str) and name not in VERBATIM:
-                # a script with the line ends of Windows gives --out=X the name 'X\r'
-                if re.search(r'[\0-\x1f\x7f-\x9f]', value):
-                    stop(f'knob {name!r} in {source}: {value!r} has a control character, which no '
-                         'name has; \\r is the line end of a script that was written on Windows')
-                # a shell leaves the ~ of --out=~/here alone
-                value = re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
-            config[name], set_by[name] = value, source
+            config[name] = value_of(name, knobs[name], value, source)
+            set_by[name] = source
 
     # a knob that is not read would do nothing
     for name, source in set_by.items():
@@ -291,11 +290,32 @@ def configure(globals_, argv=None, show=True):
     return config
 
 
+def value_of(name, knob, value, source):
+    """ The value of a knob, from the text of a flag or the value in a file. Stops where it is no
+    value of this knob. """
+    try:
+        value = knob.read(value) if source == FLAG else knob.checked(value)
+    except ValueError as error:
+        stop(f'knob {name!r} in {source}: {error}')
+    if not isinstance(value, str) or name in VERBATIM:
+        return value
+
+    # a script with the line ends of Windows gives --out=X the name 'X\r'
+    if re.search(r'[\0-\x1f\x7f-\x9f]', value):
+        stop(f'knob {name!r} in {source}: {value!r} has a control character, which no name has; '
+             '\\r is the line end of a script that was written on Windows')
+    # a shell leaves the ~ of --out=~/here alone
+    return re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
+
+
 @functools.cache
 def knobs_of_scripts():
     """ {knob: script} of all scripts. """
-    return {name: f'{script}.py' for script in reversed(SCRIPTS)
-            for name in read_knobs(os.path.join(HERE, f'{script}.py'))}
+    found = {}
+    for script in reversed(SCRIPTS):
+        path = os.path.join(HERE, f'{script}.py')
+        found.update(dict.fromkeys(read_knobs(path), f'{script}.py'))
+    return found
 
 
 def is_config(arg):
@@ -379,6 +399,7 @@ def pass_over(name, source, knobs):
 
 def show_knobs(config):
     """ The first process prints a line for each knob that was set: its value, and where. """
-    if os.environ.get('RANK', '0') == '0':
-        for name, source in set_by.items():
-            print(f'{name:<18} {short(config[name]):<30} {source}', flush=True)
+    if set_by and os.environ.get('RANK', '0') == '0':
+        lines = [f'{name:<18} {short(config[name]):<30} {source}'
+                 for name, source in set_by.items()]
+        print('\n'.join(lines), flush=True)

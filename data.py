@@ -133,7 +133,8 @@ class Shard:
 
     def edges(self, rows):
         """ Where the tokens of these rows begin and end. rows: int64 of any shape, or a slice. """
-        begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
+        begin = self.offsets[:-1][rows]
+        end = self.offsets[1:][rows]
         n_tokens = end - begin
         if (begin > end).any() or (n_tokens > self.longest).any():
             raise ValueError(f'{self.path}: texts of {n_tokens.min():,} to {n_tokens.max():,} '
@@ -372,20 +373,24 @@ class Loader:
         for. On a GPU threads make the next four while this step runs, and copy them. """
         def make(stage, step, micro):
             rows = self.clean_rows(step, micro, stage.seq_len)
-            return noising(rows, stage.shares, self.data).to(device)
+            batch = noising(rows, stage.shares, self.data)
+            return batch if device == 'cpu' else batch.to(device)
 
-        calls = ((stage, step, micro)
-                 for stage in stages
-                 for step in range(max(start, stage.first), stage.end)
-                 for micro in range(self.grad_accum))
+        def calls():
+            for stage in stages:
+                for step in range(max(start, stage.first), stage.end):
+                    for micro in range(self.grad_accum):
+                        yield stage, step, micro
+
         if device == 'cpu':
-            yield from (make(*call) for call in calls)
+            for call in calls():
+                yield make(*call)
             return
 
         # one thread of torch each, not one for every core; threads that begin later have one, too
         with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             ahead = deque()
-            for call in calls:
+            for call in calls():
                 ahead.append(pool.submit(make, *call))
                 if len(ahead) > 4:
                     yield ahead.popleft().result()

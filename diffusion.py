@@ -48,8 +48,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.quasirandom import SobolEngine
 
-from model import pad_of
-from noise import normals, uniforms
+from noise import below_1, normals, uniforms
 
 
 # ---- modes
@@ -195,9 +194,15 @@ def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *oth
     latents and t_latent lie on the device, all others and the result on the host. """
     # the network runs its head at the scored positions only
     positions = positions_of(scored)                                     # (P,)
-    hidden, _ = model(to_device(seen, t_latent), latents, to_device(t_text.float(), t_latent),
-                      t_latent, to_device(positions, t_latent), predict=('text',),
-                      return_hidden=True, **more)
+    hidden, _ = model(
+        to_device(seen, t_latent),
+        latents,
+        to_device(t_text.float(), t_latent),
+        t_latent,
+        to_device(positions, t_latent),
+        predict=('text',),
+        return_hidden=True,
+        **more)
     others = [to_device(x.flatten(0, 1)[positions], t_latent) for x in others]
 
     def term_of_hidden(hidden, *others):
@@ -215,8 +220,9 @@ def exact_nll(model, tokens, latents, t_latent, known_mask=None):
     """ -log p of each text read from left to right, nats per sample (B,), float64. tokens (B, L),
     known_mask (B, L), True where a token is given and not scored, and the result lie on the host;
     latents (B, N, D), at clock t_latent (B,), on the device. """
-    B, V = len(tokens), model.config.vocab_size
-    scored = tokens != pad_of(V)
+    B = len(tokens)
+    V = model.config.vocab_size
+    scored = tokens != V - 1                               # PAD is the last id
     if known_mask is not None:
         scored = scored & ~known_mask
     return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, scored,
@@ -238,11 +244,6 @@ def is_end(tokens, ids):
 def to_device(x, like):
     """ x on the device of `like`, from the host without a wait; x itself where that is None. """
     return x if like is None else x.to(like.device, non_blocking=not x.is_cuda)
-
-
-def in_float32(u):
-    """ Uniform numbers of (0, 1), float64, in float32, and still below 1. """
-    return u.float().clamp(max=1 - 2 ** -24)
 
 
 def rank_in_row(values):
@@ -418,8 +419,10 @@ class GaussianLatents:
     def alpha_sigma_like(self, t, z):
         """ The same in the precision of z (B, N, D), on its device, and of a shape that multiplies
         it. A scalar t of the host stays there. """
-        found = [x.to(z.dtype) for x in self.alpha_sigma(t)]
-        return found if t.ndim == 0 else [to_device(x[:, None, None], z) for x in found]
+        alpha_t, sigma_t = [x.to(z.dtype) for x in self.alpha_sigma(t)]
+        if t.ndim == 0:
+            return alpha_t, sigma_t
+        return to_device(alpha_t[:, None, None], z), to_device(sigma_t[:, None, None], z)
 
     def corrupt(self, z, t, e):
         """ z_t, and the noise as used. z, e (B, N, D), t (B,). """
@@ -429,8 +432,11 @@ class GaussianLatents:
 
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
-        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0), 'flow': (-1, 1), 'eps': (0, 1),
-                'rest': (1 - alpha_t ** 2, -alpha_t * sigma_t)}[self.target]
+        if self.target == 'v':
+            return -sigma_t, alpha_t
+        if self.target == 'rest':
+            return 1 - alpha_t ** 2, -alpha_t * sigma_t
+        return dict(x0=(1, 0), flow=(-1, 1), eps=(0, 1))[self.target]
 
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """
@@ -475,10 +481,7 @@ class Batch:
     importance: torch.Tensor | None = None     # (4,) of its tokens: mean, deviation, least, largest
 
     def to(self, device):
-        """ On another device: on a card from pinned memory, so that nothing waits. """
-        if device == 'cpu':
-            return self
-
+        """ On a card: by way of pinned memory, so that nothing waits. """
         def move(x):
             if isinstance(x, dict):
                 return {name: move(value) for name, value in x.items()}
@@ -547,8 +550,13 @@ class Noising:
         known_mask = None if self.predict_length else is_end(tokens, ids)
         t, text_on = clocks.t_text, clocks.text_on
         if self.text.masks_on_device:                      # not every device has float64
-            unmasked = dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
-                            step=step, known_mask=known_mask)
+            unmasked = dict(
+                tokens=tokens,
+                t=t.float(),
+                text_on=text_on.float(),
+                u=below_1(u, torch.float32),
+                step=step,
+                known_mask=known_mask)
             return replace(batch, unmasked=unmasked)
         noisy = self.text.noisy_text(tokens, t, text_on, u, step, known_mask)
 
@@ -647,14 +655,15 @@ class Loss(nn.Module):
         # the rows. All batches have one shape: behind the last row that counts stand others
         device = self.model.bias.device
         counted = slice(max(0, min(B, n - first)))
-        rows = [r % len(data) for r in range(first, first + B)]
+        rows = torch.arange(first, first + B) % len(data)
         crop = None
         if data.cropped:
             crop = uniforms(self.seed, 0, 'crop', first, B, 1)[:, 0]
         tokens, latents = data.rows(rows, crop)
         known_mask = None if self.predict_length else is_end(tokens, data)
         real = tokens != data.pad if known_mask is None else ~known_mask
-        ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
+        ones = torch.ones(B, device=device)
+        zeros = torch.zeros(B, device=device)
 
         # one clock per row, as Sobol' points, so that rows cover (0, 1) evenly, however many they
         # are; the text is masked on the host
@@ -666,7 +675,8 @@ class Loss(nn.Module):
         noise = None
         if 'latent' in self.model.config.streams:
             noise = normals(self.seed, 0, 'evaluation latent', first, *latents.shape)
-            noise, latents = to_device(noise, ones), to_device(latents, ones)
+            noise = to_device(noise, ones)
+            latents = to_device(latents, ones)
 
         def latents_at(clock):
             return None if noise is None else self.latent.corrupt(latents, clock, noise)[0]
@@ -687,8 +697,9 @@ class Loss(nn.Module):
                 if 'text' in self.model.config.streams:
                     x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
                     x_t = to_device(x_t, ones)
-                _, out = self.model(x_t, latents_at(spread), to_device(t_text, ones),
-                                    to_device(spread, ones), predict=('latent',))
+                z_t = latents_at(spread)
+                _, out = self.model(x_t, z_t, to_device(t_text, ones), to_device(spread, ones),
+                                    predict=('latent',))
                 target = self.latent.target_of(latents, noise, spread)
                 _, error = self.latent.loss(out, target, ones)
         sums = [x[counted].sum() for x in (nats, real, error, ones, causal_nats)]

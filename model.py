@@ -38,7 +38,8 @@ import torch.nn.functional as F
 
 @dataclass
 class ModelConfig:
-    vocab_size: int = 4096                # V, with EOS and PAD; MASK is id V and has no logit
+    vocab_size: int = 4096                # V, with EOS, and PAD, the last id; MASK is id V and has
+                                          # no logit
     seq_len: int = 64                     # L, the longest text
     latent_dim: int = 384                 # D
     n_latents: int = 1                    # N
@@ -75,10 +76,6 @@ class ModelConfig:
                              f'n_latents={self.n_latents}')
 
 
-def pad_of(vocab_size):
-    """ PAD is the last id (corpora/tokenizers.py). """
-    return vocab_size - 1
-
 # -----------------------------------------------------------------------------
 # Leaves
 
@@ -91,8 +88,8 @@ def in_compute_dtype(x, weight):
     return x.to(weight.dtype)
 
 
-# Autocast on a GPU would make the results of these three float32, and then all that follows. The
-# kernels of the norms sum in float32 in any case. On a CPU autocast leaves them alone
+# Autocast on a GPU would make the results of these two float32, and then all that follows. Their
+# kernels sum in float32 in any case. On a CPU autocast leaves them alone
 
 @torch.autocast('cuda', enabled=False)
 def norm(x):
@@ -104,13 +101,17 @@ def rms_norm(x):
     return F.rms_norm(x, x.shape[-1:])
 
 
-@torch.autocast('cuda', enabled=False)
 def squared_relu(x):
-    return F.relu(x).square()
+    x = F.relu(x)
+    return x * x                          # square() would become float32, as the norms above
 
 
-def modulate(x, shift, scale):
-    return norm(x) * (1 + scale) + shift
+def modulate(x, shift, gain):
+    """ A layer norm of x (B, S, C) with the gain and the shift of each row, (B, 1, C); or with one
+    gain and one shift (C,) for all rows, which is faster. """
+    if gain.ndim == 1:
+        return F.layer_norm(x, gain.shape, gain, shift)
+    return norm(x) * gain + shift
 
 
 def attention(q, k, v, mask=None):
@@ -171,7 +172,9 @@ def rotary_angles(length, head_dim):
 def rotate(x, cos, sin):
     """ Rotary positions: each pair (x1, x2) of channels turns by its angle. """
     x1, x2 = x.chunk(2, dim=-1)
-    return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1)
+    y1 = x1 * cos - x2 * sin
+    y2 = x1 * sin + x2 * cos
+    return torch.cat([y1, y2], dim=-1)
 
 
 def grid_positions(n, width):
@@ -182,8 +185,9 @@ def grid_positions(n, width):
     row = torch.arange(n) // side
     column = torch.arange(n) % side
 
-    angles = torch.cat([torch.outer(row.double(), frequency),
-                        torch.outer(column.double(), frequency)], dim=1)  # (n, 2 quarter)
+    of_row = torch.outer(row.double(), frequency)
+    of_column = torch.outer(column.double(), frequency)
+    angles = torch.cat([of_row, of_column], dim=1)                       # (n, 2 quarter)
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     return F.pad(table, (0, width - 4 * quarter)).float()
 
@@ -209,8 +213,8 @@ class TimestepEmbedding(nn.Module):
 
 class Stream(nn.Module):
     """ One modality's half of a block: all of it but the attention. Modulation is six vectors:
-    shift, scale and gate for the attention, and the same for the MLP. They are those of the clocks,
-    shared by all blocks, plus this block's own table. """
+    shift, gain and gate for the attention, and the same for the MLP. They are those of the clocks,
+    shared by all blocks, plus this block's own table, which has 0 where a gain is 1. """
 
     def __init__(self, width, attention_width, heads, mlp_ratio, dropout):
         super().__init__()
@@ -223,16 +227,20 @@ class Stream(nn.Module):
         self.q_gain = nn.Parameter(torch.empty(self.head_dim))
         self.k_gain = nn.Parameter(torch.empty(self.head_dim))
         self.scale_shift_table = nn.Parameter(torch.empty(6, width))
-        self.dropout = nn.Dropout(dropout)
+        self.p_drop = dropout
 
     def modulation(self, shared):                                        # (B, 6C)
         modulation = shared.unflatten(1, (6, -1)) + self.scale_shift_table
         modulation = in_compute_dtype(modulation, self.qkv.weight)
-        return modulation[:, :, None].unbind(1)                          # six of (B, 1, C)
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation[:, :, None].unbind(1)
+        return shift, 1 + scale, gate, mlp_shift, 1 + mlp_scale, mlp_gate            # (B, 1, C)
 
-    def queries_keys_values(self, x, shift, scale):                      # (B, S, C)
-        qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 H d)
-        qkv = qkv.unflatten(2, (3, self.heads, self.head_dim))
+    def project(self, x, shift, gain):                                   # (B, S, C)
+        qkv = self.qkv(modulate(x, shift, gain))                         # (B, S, 3 H d)
+        return qkv.unflatten(2, (3, self.heads, self.head_dim))          # (B, S, 3, H, d)
+
+    def queries_keys_values(self, x, shift, gain):                       # (B, S, C)
+        qkv = self.project(x, shift, gain)
         qk, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])                 # (2, B, H, S, d), (1, ...)
         gains = torch.stack([self.q_gain, self.k_gain])[:, None, None, None]
         return rms_norm(qk) * gains.to(qk.dtype), v.squeeze(0)
@@ -241,16 +249,20 @@ class Stream(nn.Module):
         hidden = squared_relu(self.up(x))
         return self.down(hidden)
 
-    def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
+    def finish(self, x, attended, gate, mlp_shift, mlp_gain, mlp_gate):
         x = x + gate * self.dropout(self.out(attended))                  # (B, S, C)
-        changed = self.mlp(modulate(x, mlp_shift, mlp_scale))
+        changed = self.mlp(modulate(x, mlp_shift, mlp_gain))
         return x + mlp_gate * self.dropout(changed)
+
+    def dropout(self, x):
+        return F.dropout(x, self.p_drop, self.training)
 
 
 class Block(nn.Module):
     """ Two streams that meet in one attention. `text` or `latent` is None where the model has no
-    such stream. `predict` names the streams whose output is read: in the last block the other one
-    serves only as keys and values. The last `n_causal` rows are causal. """
+    such stream, or where it is not read. `predict` names the streams whose output is read: in the
+    last block the other one serves only as keys and values. The last `n_causal` rows are causal.
+    `cache` (2, B, H, S, d): where keys and values are kept. """
 
     def __init__(self, config):
         super().__init__()
@@ -262,24 +274,27 @@ class Block(nn.Module):
             self.latent = Stream(c.latent_width, c.width, c.heads, c.mlp_ratio, c.dropout)
 
     def forward(self, text, latent, text_modulation, latent_modulation, cos, sin, n_causal,
-                predict):
+                predict, cache=None):
         # latents come first: they are a prefix, should the text be causal
         queries_keys, values = [], []
         if latent is not None:
-            shift, scale, *latent_rest = self.latent.modulation(latent_modulation)
-            qk, v = self.latent.queries_keys_values(latent, shift, scale)
+            shift, gain, *latent_rest = self.latent.modulation(latent_modulation)
+            qk, v = self.latent.queries_keys_values(latent, shift, gain)
             queries_keys.append(qk)                                      # (2, B, H, K, d)
             values.append(v)                                             # (B, H, K, d)
         if text is not None:
-            shift, scale, *text_rest = self.text.modulation(text_modulation)
-            qk, v = self.text.queries_keys_values(text, shift, scale)
+            shift, gain, *text_rest = self.text.modulation(text_modulation)
+            qk, v = self.text.queries_keys_values(text, shift, gain)
             queries_keys.append(rotate(qk, cos, sin))                    # (2, B, H, L, d)
             values.append(v)                                             # (B, H, L, d)
 
         # one attention over both sequences
         K = 0 if latent is None else latent.shape[1]
         q, k = torch.cat(queries_keys, 3).unbind()                       # (B, H, K + L, d) each
-        attended = attention_of_rows(q, k, torch.cat(values, 2), K, n_causal)
+        v = torch.cat(values, 2)
+        if cache is not None:
+            cache[0], cache[1] = k, v
+        attended = attention_of_rows(q, k, v, K, n_causal)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
         to_latent, to_text = attended.split([K, q.shape[2] - K], 1)
 
@@ -393,7 +408,7 @@ class Model(nn.Module):
             logits = hidden if return_hidden else self.text_head(hidden).float()
         if 'latent' in predict:
             shift, scale = latent_final.chunk(2, dim=1)
-            latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)
+            latent = modulate(latent, shift[:, None], 1 + scale[:, None])            # (B, K, C)
             latent = latent.reshape(*latents.shape[:2], -1)              # (B, N, K/N * C)
             prediction = self.latent_head(latent).float()                # (B, N, D)
             if c.bag:
@@ -443,7 +458,9 @@ class Model(nn.Module):
         """ Of the latent stream: for the blocks (B, 6C), for the head (B, 2C), for the bag
         (B, D or 0), and where there is a shortcut its two gates (B, 1). """
         c = self.config
-        sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag] + [1, 1] * c.shortcut
+        sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag]
+        if c.shortcut:
+            sizes += [1, 1]
         return self.latent_modulation(condition).split(sizes, dim=1)
 
     def shortcuts(self, latents, gates):
@@ -456,7 +473,7 @@ class Model(nn.Module):
     def finish_text(self, text, final, into_head=None):
         """ What the text head reads, (B, L, C). """
         shift, scale = final.chunk(2, dim=1)                             # (B, C)
-        text = modulate(text, shift[:, None], scale[:, None])
+        text = modulate(text, shift[:, None], 1 + scale[:, None])
         return text if into_head is None else text + into_head[:, None].to(text.dtype)
 
     def bag_of(self, tokens):
@@ -465,7 +482,8 @@ class Model(nn.Module):
         sum of its words, divided by the length of the sum. That grows like sqrt(l), where words
         point in unlike directions. MASK, EOS and PAD have rows like any token. """
         score = self.bag_scores(tokens).squeeze(2)                       # (B, L)
-        weight = F.normalize((score - score.detach().amax(1, keepdim=True)).exp(), dim=1)
+        largest = score.detach().amax(1, keepdim=True)                   # so that none is inf
+        weight = F.normalize((score - largest).exp(), dim=1)
         bag = F.embedding_bag(tokens, self.bag_values.weight, per_sample_weights=weight, mode='sum')
         return bag.unflatten(1, (self.config.n_latents, -1))             # (B, N D) -> (B, N, D)
 
@@ -550,7 +568,7 @@ class Importance(nn.Module):
             nn.init.zeros_(self.net.text_head.weight)
 
     def forward(self, tokens):
-        pad = pad_of(len(self.rarity))                                   # MASK is the id above it
+        pad = len(self.rarity) - 1                                       # MASK is the id above it
         rare = self.rarity[tokens.clamp(max=pad)]
         if self.kind == 'freq':
             return rare, None

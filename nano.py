@@ -51,7 +51,8 @@ def modulate(x, shift, scale):
 
 def sinusoids(t):
     """ A clock (B,) as sines and cosines of many frequencies, (B, 256). """
-    frequency = 10_000 ** (-torch.arange(128) / 128)
+    exponent = -torch.arange(128) / 128
+    frequency = 10_000 ** exponent
     angles = 1000 * t[:, None] * frequency
     return torch.cat([angles.cos(), angles.sin()], 1)
 
@@ -76,18 +77,23 @@ class Stream(nn.Module):
     def begin(self, x, shared):
         """ Queries, keys and values of x (B, S, C), and what `finish` needs of the modulation.
         shared (B, 6, C): the modulation of all blocks, to which each adds its own table. """
-        modulation = (shared + self.scale_shift_table)[:, :, None]       # (B, 6, 1, C)
-        shift, scale, *rest = modulation.unbind(1)
+        modulation = shared + self.scale_shift_table                     # (B, 6, C)
+        shift, scale, *rest = modulation[:, :, None].unbind(1)           # (B, 1, C) each
         qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 C)
+
+        # a row of each head
         qkv = qkv.unflatten(2, (3, heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                             # (B, heads, S, C / heads)
-        return self.q_norm(q), self.k_norm(k), v, rest
+        q = self.q_norm(q)
+        k = self.k_norm(k)
+        return q, k, v, rest
 
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
         """ Adds to x what the attention has found, and then an MLP of it. """
         x = x + gate * self.out(attended)
         hidden = self.up(modulate(x, mlp_shift, mlp_scale))
-        return x + mlp_gate * self.down(F.relu(hidden).square())
+        hidden = F.relu(hidden).square()
+        return x + mlp_gate * self.down(hidden)
 
 
 class Nano(nn.Module):
@@ -117,13 +123,14 @@ class Nano(nn.Module):
         self.latent = nn.ModuleList(Stream() for _ in range(depth))
 
         # at the start no word is likelier than another, and the clocks change nothing
-        for layer in (self.text_modulation, self.latent_modulation, self.text_head,
-                      self.bag_values):
+        zero = [self.text_modulation, self.latent_modulation, self.text_head, self.bag_values]
+        for layer in zero:
             nn.init.zeros_(layer.weight)
 
         # rotary positions: each pair of channels turns with the position, at its own speed
         size = width // heads
-        speed = 10_000 ** (-torch.arange(0, size, 2) / size)
+        exponent = -torch.arange(0, size, 2) / size
+        speed = 10_000 ** exponent
         self.angles = torch.outer(torch.arange(L), speed)                # (L, C / heads / 2)
 
     def rotate(self, x):
@@ -140,13 +147,18 @@ class Nano(nn.Module):
         B, L = x.shape
 
         # both clocks, as one vector, modulate both streams
-        clocks = self.text_clock(sinusoids(t_text)) + self.latent_clock(sinusoids(t_latent))
+        text_clock = self.text_clock(sinusoids(t_text))
+        latent_clock = self.latent_clock(sinusoids(t_latent))
+        clocks = text_clock + latent_clock
         condition = F.silu(self.bias + clocks)                           # (B, C)
         of_text = self.text_modulation(condition).unflatten(1, (8, width))
         of_latent = self.latent_modulation(condition).unflatten(1, (8, width))
 
         # input i is token i - 1, MASK first, and output i predicts token i: in masked rows too
-        text = self.embed(F.pad(x[:, :-1], (1, 0), value=self.V))        # (B, L, C)
+        before = F.pad(x[:, :-1], (1, 0), value=self.V)
+        text = self.embed(before)                                        # (B, L, C)
+
+        # the latent is cut into K tokens
         latent = self.latent_in(z).unflatten(1, (K, width))              # (B, K, C)
         latent = latent + self.latent_pos_emb
 
@@ -156,6 +168,7 @@ class Nano(nn.Module):
         sees_all = torch.arange(B) < B - n_causal
         mask = not_after | is_latent | sees_all[:, None, None, None]     # (B, 1, S, S)
 
+        # the blocks: one attention over both, and then each goes on by itself
         for on_text, on_latent in zip(self.text, self.latent):
             q, k, v, text_rest = on_text.begin(text, of_text[:, :6])
             q_z, k_z, v_z, latent_rest = on_latent.begin(latent, of_latent[:, :6])
@@ -167,11 +180,13 @@ class Nano(nn.Module):
             text = on_text.finish(text, attended[:, K:], *text_rest)
             latent = on_latent.finish(latent, attended[:, :K], *latent_rest)
 
-        # the heads
-        text = modulate(text, *of_text[:, 6:, None].unbind(1))
-        latent = modulate(latent, *of_latent[:, 6:, None].unbind(1))
+        # the heads; the latent's adds the bag of the words
+        shift, scale = of_text[:, 6:, None].unbind(1)
+        logits = self.text_head(modulate(text, shift, scale))
+        shift, scale = of_latent[:, 6:, None].unbind(1)
+        latent = modulate(latent, shift, scale).flatten(1)               # (B, K C)
         bag = self.bag_values(x).sum(1) / L ** 0.5                       # (B, D)
-        return self.text_head(text), self.latent_head(latent.flatten(1)) + bag
+        return logits, self.latent_head(latent) + bag
 
 # ---- noise and loss
 
@@ -183,8 +198,10 @@ def alpha_sigma(t):
 
 def draw_clocks(mode):
     drawn = t_min + (1 - t_min) * torch.rand(2, len(mode))
-    t_text = torch.where((mode == T2L) | (mode == CAUSAL), 0, drawn[0])
-    t_latent = torch.where((mode == L2T) | (mode == CAUSAL), 0, drawn[1])
+    text_is_given = (mode == T2L) | (mode == CAUSAL)
+    latent_is_given = (mode == L2T) | (mode == CAUSAL)
+    t_text = torch.where(text_is_given, 0, drawn[0])
+    t_latent = torch.where(latent_is_given, 0, drawn[1])
     return t_text, t_latent
 
 
@@ -219,7 +236,8 @@ def write_by_diffusion(model, z, L, steps=32):
     """ At first all is MASK. Each step keeps the most certain of the tokens still masked. """
     x = torch.full((len(z), L), model.V)
     no_noise = torch.zeros(len(z))
-    for n_visible in torch.linspace(0, L, steps + 1)[1:].round():
+    n_after_step = torch.linspace(0, L, steps + 1)[1:].round()
+    for n_visible in n_after_step:
         is_masked = x == model.V
         logits, _ = model(x, z, is_masked.float().mean(1), no_noise)
         p, token = logits.softmax(2).max(2)                              # (B, L)
@@ -227,7 +245,8 @@ def write_by_diffusion(model, z, L, steps=32):
         # visible tokens come first in the ranking, then the most certain ones
         certainty = torch.where(is_masked, p, 2)
         rank = certainty.argsort(1, descending=True).argsort(1)
-        x = torch.where(is_masked & (rank < n_visible), token, x)
+        is_kept = is_masked & (rank < n_visible)
+        x = torch.where(is_kept, token, x)
     return x
 
 
@@ -247,7 +266,8 @@ def latent_of_text(model, x, D, steps=32):
     """ DDIM from noise: z = alpha z_hat + sigma e, so z_hat says which noise e is in z. """
     z = torch.randn(len(x), D)
     clean = torch.zeros(len(x))
-    for t, t_next in torch.linspace(1, 0, steps + 1).unfold(0, 2, 1):
+    times = torch.linspace(1, 0, steps + 1)
+    for t, t_next in zip(times, times[1:]):
         _, z_hat = model(x, z, clean, clean + t)
 
         # the noise that is in z now, and the same noise with the share of the next time
@@ -270,7 +290,9 @@ def main():
 
     mode = torch.arange(batch_size) * 4 // batch_size      # a quarter of the rows for each
     for step in range(max_iters):
-        x, z = data.rows(torch.randint(len(data), (batch_size,)))        # (B, L), (B, 1, D)
+        # random rows, their clocks and their noise
+        rows = torch.randint(len(data), (batch_size,))
+        x, z = data.rows(rows)                                           # (B, L), (B, 1, D)
         t_text, t_latent = draw_clocks(mode)
         u = torch.rand(batch_size, L)
         e = torch.randn(batch_size, D)
@@ -288,7 +310,8 @@ def main():
     # an embedding from text, against the real one
     x, z = val.rows(range(64))
     z = z[:, 0]                                                          # (64, D)
-    cosine = F.cosine_similarity(latent_of_text(model, x, D), z).mean()
+    found = latent_of_text(model, x, D)
+    cosine = F.cosine_similarity(found, z).mean()
     print(f'cosine {cosine.item():.3f}')
 
     # text from an embedding, in both ways, below the real one
@@ -299,8 +322,9 @@ def main():
     for versions in zip(x, by_diffusion, from_left):
         texts = []
         for ids in versions:
-            before_eos = ids[(ids == data.eos).cumsum(0) == 0]
-            texts.append(repr(tokenizer.decode(before_eos.tolist())))
+            n_eos = (ids == data.eos).cumsum(0)
+            text = tokenizer.decode(ids[n_eos == 0].tolist())
+            texts.append(repr(text))
         print('\n -> '.join(texts))
 
 

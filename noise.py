@@ -30,7 +30,8 @@ def philox(seed, step, purpose):
     Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose). The step is
     the third word of the counter, and the sample the fourth: two of them overlap only after 2^128
     counts. """
-    key = np.array([seed % 2 ** 64, 1 + PURPOSES.index(purpose)], np.uint64)
+    number = 1 + PURPOSES.index(purpose)
+    key = np.array([seed % 2 ** 64, number], np.uint64)
     counter = np.array([0, 0, step, 0], np.uint64)
     return np.random.Philox(key=key, counter=counter)
 
@@ -60,6 +61,11 @@ def uniforms_of(seed, step, purpose, stretches, columns):
     # the upper 52 bits, moved by half a unit to stay off 0 and 1
     bits = words >> np.uint64(12)
     return torch.from_numpy((bits + 0.5) * 2.0 ** -52)
+
+
+def below_1(u, dtype):
+    """ Uniform numbers in a dtype, as float32. None of them is rounded to 1. """
+    return u.to(dtype).clamp(max=1 - torch.finfo(dtype).eps / 2)
 
 
 def normals(seed, step, purpose, first, rows, *shape):
@@ -113,19 +119,21 @@ class Noise:
         begins_anew |= np.diff(sample, prepend=-1) != 0
         first = np.flatnonzero(begins_anew)
         n_rows = np.diff(first, append=len(source))
-        self.stretches = list(zip(source[first].tolist(), n_rows.tolist(), sample[first].tolist()))
+        stretches = np.stack([source[first], n_rows, sample[first]], 1)
+        self.stretches = stretches.tolist()
 
     def of_part(self, part):
         """ Other numbers for the same rows. """
         return Noise(self.seed, self.rows, part)
 
-    def uniforms(self, purpose, columns):
-        """ U(0, 1), float64 on the host, (B, columns). Use one number of columns for a purpose. """
+    def uniforms(self, purpose, columns, dtype=torch.float64):
+        """ U(0, 1) on the host, (B, columns), below 1 also in float32. Use one number of columns for
+        a purpose. """
         step = self.first_step + self.n_calls[purpose]
         self.n_calls[purpose] += 1
         found = torch.empty(len(self.rows), columns, dtype=torch.float64)
         found[self.order] = uniforms_of(self.seed, step, purpose, self.stretches, columns)
-        return found
+        return below_1(found, dtype)
 
     def normals(self, purpose, *shape):
         """ N(0, 1), float32 on the host, (B, *shape). """

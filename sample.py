@@ -305,7 +305,7 @@ def respond(run, direction, config):
 
     # files
     if svg:
-        write_animation(run, direction, given, knobs)
+        save_animation(run, direction, given, knobs)
     if fasta:
         records = [f'>sample_{i} length={len(text)}\n{text}\n' for i, text in enumerate(texts, 1)]
         write_text(fasta, ''.join(records), named=True)
@@ -337,24 +337,30 @@ def describe_latents(run, direction, given, n_each, raw):
     return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine]
 
 
-def write_animation(run, direction, given, knobs):
+def save_animation(run, direction, given, knobs):
     """ An animated picture of the first text being written: from left to right and by unmasking,
     where both write it from its latents and no sampler is named; else as it is asked for. """
     from sampling.animation import animation
-    first = SimpleNamespace(names=given.names[:1],
-                            texts=given.texts and given.texts[:1],
-                            raw=None if given.raw is None else given.raw[:1])
+    first = SimpleNamespace(
+        names=given.names[:1],
+        texts=given.texts and given.texts[:1],
+        raw=None if given.raw is None else given.raw[:1])
+
+    # which samplers, and what is written above the panel of each
     samplers = {knobs['sampler']: f'mode {direction}'}
     if direction == 'l2t' and run.net.is_causal and run.net.fills_masks and not knobs['sampler']:
         samplers = {'autoregressive': 'autoregressive, from left to right',
                     'confidence': 'diffusion, the most certain tokens first'}
 
+    # a panel of each: the text is drawn once more, and every step of it is kept
     panels = []
     for name, label in samplers.items():
         recorder = Recorder(run.net.text.mask_id)
         of_panel = knobs | dict(sampler=name, rerank=1)
         DIRECTIONS[direction].draw(run, first, 1, recorder, **of_panel)
         panels.append((label, recorder.frames))
+
+    # what it was written from
     title = given.names[0] or 'from noise'
     if like or towards:
         title += f', towards: {like or towards}'

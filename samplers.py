@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from diffusion import in_float32, positions_of, rank_in_row, to_device
+from diffusion import positions_of, rank_in_row, to_device
 
 LEAST_TEMPERATURE = 1e-9       # below it the likeliest token is taken: a smaller quotient of logits
                                # would only choose among equal ones
@@ -81,8 +81,9 @@ def draw_from(p, u):
     """
     P, V = p.shape
     size = math.ceil(V ** 0.5)
-    n_blocks = -(-V // size)
-    blocks = F.pad(p, (0, n_blocks * size - V)).view(P, n_blocks, size)
+    n_blocks = math.ceil(V / size)
+    missing = n_blocks * size - V
+    blocks = F.pad(p, (0, missing)).view(P, n_blocks, size)
     block = pick(blocks.sum(2), u[:, 0])
     inside = blocks[torch.arange(P, device=p.device), block]             # (P, size)
     return size * block + pick(inside, u[:, 1])
@@ -137,8 +138,8 @@ def first_positions(mask, count):
 def numbers_at(positions, noise, tokens):
     """ Uniform numbers (P, 2) float32 for `propose`, two for each of the flat positions (P,), on
     the device of tokens (B, L). """
-    u = noise.uniforms('token', 2 * tokens.shape[1])                     # (B, 2 L)
-    u = in_float32(u).view(-1, 2)
+    u = noise.uniforms('token', 2 * tokens.shape[1], torch.float32)      # (B, 2 L)
+    u = u.view(-1, 2)
     return to_device(to_device(u, positions)[positions], tokens)
 
 
@@ -288,7 +289,8 @@ def dfm(*args, alpha=1.5, **knobs):
     alpha = 1 is ancestral.
     """
     def p_remask_of(M_t, M_next):
-        return min(1, M_next * (1 - (M_next / M_t) ** (alpha - 1)) / (1 - M_t))
+        r = M_next / M_t
+        return min(1, M_next * (1 - r ** (alpha - 1)) / (1 - M_t))
     return remask(p_remask_of, *args, **knobs)
 
 
@@ -363,7 +365,7 @@ def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_
     eos, pad = ends
     tokens, masked, _ = init_state(text, tokens, known_mask)
     B, L = tokens.shape
-    u = in_float32(noise.uniforms('token', 2 * L)).view(B, L, 2)         # each is written once
+    u = noise.uniforms('token', 2 * L, torch.float32).view(B, L, 2)      # each is written once
     ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)       # has its EOS
     for i in masked.any(0).nonzero().flatten().tolist():
         # x^i given what is before it. PAD was never learned: it follows EOS by rule
@@ -376,7 +378,8 @@ def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_
         if i > 0:
             ended = (tokens[:, :i] == eos).any(1)
         x = torch.where(ended, pad, x)
-        tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
+        is_free = to_device(masked[:, i], tokens)
+        tokens[:, i] = torch.where(is_free, x, tokens[:, i])
 
         # have all texts ended? On a GPU the question waits for the device: every eighth step
         is_asked = i % 8 == 7 or not tokens.is_cuda

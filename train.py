@@ -249,15 +249,13 @@ def evaluate():
     n_batches = -(-n_rows // batch_size)
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
-    with state.averaged_weights():
+    with state.averaged_weights(), stop_on_error():        # data that is found wrong only when read
         for i in range(rank, rank + n_batches, world):
             if all_reduce_max(run_folder.signal_seen):
                 return False
-            with stop_on_error():                          # data that is found wrong only when read
-                # FSDP gathers the weights in every call, so all ranks make equally many. A rank
-                # without a batch of its own reads one past the end, of which no row counts
-                sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict,
-                                         modes)
+            # FSDP gathers the weights in every call, so all ranks make equally many. A rank
+            # without a batch of its own reads one past the end, of which no row counts
+            sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict, modes)
     model.train()
 
     # means over all of them
@@ -312,7 +310,10 @@ def log_steps():
     if not log.steps:
         return
     step = state.step
-    tokens_a_row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
+    tokens_a_row = 0                                       # in all steps so far
+    for s in stages:
+        n_steps = min(step, s.end) - s.first
+        tokens_a_row += s.seq_len * max(0, n_steps)
     more = dict(
         epoch=step * rows_a_step / len(train_data),
         tokens=rows_a_step * tokens_a_row,
@@ -332,6 +333,13 @@ def check_streak():
                              f'gradient, or a gradient norm beyond guard={guard:g} times the '
                              f'median; {newest_checkpoint()}', code=3)
     return streak
+
+
+def batches_from(step):
+    """ The noisy batches of all steps from this one on. An error in the data, which may be found
+    only when it is read, is one line. """
+    with stop_on_error():
+        yield from loader.batches(noising, stages, step, device)
 
 
 def enter_stage():
@@ -359,7 +367,7 @@ stop_signal = 0                                            # what all processes 
 first_step = state.step
 loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
 log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
-batches = loader.batches(noising, stages, state.step, device)
+batches = batches_from(state.step)
 stage = net = None
 model.train()
 while True:
@@ -385,17 +393,17 @@ while True:
         stage, net = enter_stage()
 
     # ---- micro-steps: forward and backward on every rank, no early exit
-    done = []                                              # (batch, losses) of each
+    loss = torch.zeros((), device=device)
     for micro in range(grad_accum):
-        with stop_on_error():                              # data that is found wrong only when read
-            batch = next(batches)
-        distributed.sync_gradients(net, is_last=micro == grad_accum - 1)
+        batch = next(batches)
+        if world > 1:
+            distributed.sync_gradients(net, is_last=micro == grad_accum - 1)
         losses = net(batch, stage.predict)
         (losses.loss / grad_accum).backward()
-        done.append((batch, losses))
+        loss += losses.loss.detach()
+        log.add(batch, losses)
 
     # ---- guard: loss and norm are those of the global batch, the same bits on every rank
-    loss = sum(losses.loss.detach() for _, losses in done)
     loss = all_reduce_sum(loss / (grad_accum * world))
     norm = torch.nn.utils.clip_grad_norm_(state.parameters, grad_clip or math.inf)
     norm = norm.full_tensor() if is_sharded else norm
@@ -418,7 +426,8 @@ while True:
         opt.zero_grad(set_to_none=True)
     state.skipped += bad
     state.streak = (state.streak + 1) * bad
-    state.history = torch.where(bad > 0, state.history, torch.cat((state.history[1:], norm[None])))
+    one_later = torch.cat((state.history[1:], norm[None]))
+    state.history = torch.where(bad > 0, state.history, one_later)
     state.step += 1
 
     # ---- average: ema += (1 - d) (weights - ema), after the step
@@ -431,7 +440,7 @@ while True:
             torch._foreach_add_(state.ema, ahead)
 
     # ---- log: no line spans two stages
-    log.add(bad, loss, norm, done)
+    log.end_step(bad, loss, norm)
     if state.step % log_interval == 0 or state.step == stage.end:
         log_steps()
         check_streak()

@@ -75,11 +75,12 @@ def short_parts(text):
     yield text[begin:]
 
 
-def load_tokenizer(folder_or_name):
-    """ The tokenizer of a dataset folder or of a run's data/, or one by name. """
+def load_tokenizer(folder_or_name, meta=None):
+    """ The tokenizer of a dataset folder or of a run's data/, or one by name. meta: of the folder,
+    where it was read already. """
     name = folder_or_name
     if os.path.isdir(name):
-        meta = read_meta(name)
+        meta = meta or read_meta(name)
         if meta['tokenizer']['kind'] == 'bpe':
             return bpe_tokenizer(check_file(name, 'tokenizer.json', meta['files']))
         name = meta['tokenizer']['kind']

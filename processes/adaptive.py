@@ -87,7 +87,8 @@ class Adaptive:
 
     def exponents(self, importance, step):
         """ w = exp(-beta (2 imp - 1)), within [1/2, 2]. """
-        return torch.exp(-self.beta_at(step) * (2 * importance - 1)).clamp(0.5, 2)
+        signed = 2 * importance - 1                                      # from -1 to 1
+        return torch.exp(-self.beta_at(step) * signed).clamp(0.5, 2)
 
     def stage(self, step):
         """ 0, 1, 2: easy, medium, hard. """

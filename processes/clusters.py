@@ -42,8 +42,10 @@ def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
     V x V table is never made. Reads the first `most` tokens. """
     V = data.vocab_size
     distances = [d for d in range(-reach, reach + 1) if d != 0]
-    label = torch.randn(len(distances), V, dims, generator=torch.Generator().manual_seed(seed))
-    label /= counts(data).clamp(min=1).float().sqrt()[:, None]
+    rng = torch.Generator().manual_seed(seed)
+    label = torch.randn(len(distances), V, dims, generator=rng)
+    frequency = counts(data).clamp(min=1).float()
+    label /= frequency.sqrt()[:, None]
 
     vectors = torch.zeros(V, dims)
     n_read = 0
@@ -56,7 +58,8 @@ def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
             here = slice(max(0, -distance), L - max(0, distance))
             there = slice(max(0, distance), L - max(0, -distance))
             pair = real[:, here] & real[:, there]
-            token, neighbour = tokens[:, here][pair], tokens[:, there][pair]
+            token = tokens[:, here][pair]
+            neighbour = tokens[:, there][pair]
             vectors.index_add_(0, token, label[j][neighbour])
         n_read += int(real.sum())
         if n_read > most:

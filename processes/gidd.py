@@ -22,7 +22,7 @@ Letters: B rows, L tokens, P positions, V vocabulary; x the clean token, z what 
 import torch
 import torch.nn.functional as F
 
-from diffusion import check_choice, in_float32, positions_of, to_device
+from diffusion import check_choice, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import Sampler, draw_from, no_callback, numbers_at, scatter_at, schedule_times
 
@@ -48,12 +48,15 @@ class GIDD(IntegralProcess):
 
     def masses(self, t):
         """ alpha_t, uniform_t, mask_t, c_t of clocks t, float64. """
-        V, gamma = self.mask_id, self.gamma
-        c = self.ratio * torch.sqrt(t ** gamma * (1 - t) ** gamma)
-        Z = t ** gamma + (1 - t) ** gamma + c
-        alpha = (1 - t) ** gamma / Z
-        uniform = c / (V * Z)
-        mask = t ** gamma / Z
+        # as in the head of this file, before they are divided by Z
+        of_mask = t ** self.gamma
+        of_token = (1 - t) ** self.gamma
+        c = self.ratio * torch.sqrt(of_mask * of_token)
+        Z = of_mask + of_token + c
+
+        alpha = of_token / Z
+        uniform = c / (self.mask_id * Z)
+        mask = of_mask / Z
         return alpha, uniform, mask, c
 
     def corrupt(self, tokens, t, u, known_mask=None):
@@ -61,12 +64,21 @@ class GIDD(IntegralProcess):
         alpha + mask, and the rest is divided among the V ids. All free positions are scored. """
         masses = self.masses(t.double())
         alpha, uniform, mask, _ = [mass[:, None] for mass in masses]     # (B, 1) each
-        random_id = ((u - alpha - mask) / uniform.clamp(min=1e-300)).long()
+
+        # above alpha + mask each id has a stretch of the length `uniform`
+        beyond = u - alpha - mask
+        random_id = (beyond / uniform.clamp(min=1e-300)).long()
         random_id = random_id.clamp(0, self.mask_id - 1)                 # (B, L)
 
+        # what is read
         is_mask = (u < alpha + mask) | (uniform == 0)
-        seen = torch.where(u < alpha, tokens, torch.where(is_mask, self.mask_id, random_id))
-        free = torch.ones_like(tokens, dtype=torch.bool) if known_mask is None else ~known_mask
+        changed = torch.where(is_mask, self.mask_id, random_id)
+        seen = torch.where(u < alpha, tokens, changed)
+
+        # known tokens stay
+        if known_mask is None:
+            known_mask = torch.zeros_like(tokens, dtype=torch.bool)
+        free = ~known_mask
         return torch.where(free, seen, tokens), free
 
     # ---- the loss and the bound
@@ -74,14 +86,19 @@ class GIDD(IntegralProcess):
     def weights(self, t, kind):
         """ w at MASK, at z != x and at z = x, (B,) each, or what the kind of loss_weight makes of
         it. """
-        V, gamma = self.mask_id, self.gamma
         *_, c = self.masses(t)
-        at_x = c / (V * (1 - t) ** gamma + c)
-        relative = torch.stack((torch.full_like(t, 2), torch.ones_like(t), at_x))
+        at_mask = torch.full_like(t, 2)
+        at_other = torch.ones_like(t)
+        at_x = c / (self.mask_id * (1 - t) ** self.gamma + c)
+        relative = torch.stack((at_mask, at_other, at_x))
         if kind == 'dynamic':
             return relative
-        w = relative * gamma / (2 * t * (1 - t))
-        return w.clamp(max=2) if kind == 'clip' else w
+
+        # the true weights, and for `clip` those of at most 2
+        w = relative * self.gamma / (2 * t * (1 - t))
+        if kind == 'clip':
+            w = w.clamp(max=2)
+        return w
 
     def coefficients(self, t, kind):
         """ Of clocks t (B,), float64, (B, 7): the logarithms of alpha, uniform and alpha + uniform;
@@ -89,9 +106,11 @@ class GIDD(IntegralProcess):
         at the V - 1 others; and the three weights. """
         alpha, uniform, _, _ = self.masses(t)
         at_x = alpha + uniform
-        q_log_q = at_x * at_x.log() + (self.mask_id - 1) * torch.xlogy(uniform, uniform)
-        return torch.stack((alpha.log(), uniform.log(), at_x.log(), q_log_q,
-                            *self.weights(t, kind)), 1)
+        of_others = (self.mask_id - 1) * torch.xlogy(uniform, uniform)
+        q_log_q = at_x * at_x.log() + of_others
+        logarithms = alpha.log(), uniform.log(), at_x.log()
+        weights = self.weights(t, kind)
+        return torch.stack((*logarithms, q_log_q, *weights), 1)
 
     def integrand(self, log_p, x, z, coefficients):
         """ w [ KL(q(. | x) || q(. | p)) + r - log r - 1 ], with log q(v | p) = log(alpha p_v +
@@ -102,17 +121,22 @@ class GIDD(IntegralProcess):
         # q_t(. | p) at the V ids; at MASK it is mask_t, whatever p
         log_q = torch.logaddexp(log_p + log_alpha[:, None], log_uniform[:, None])    # (P, V)
 
-        # KL
+        # KL: the sum of q log q(. | x), less that of q log q(. | p)
         log_q_x = log_q.gather(1, x[:, None]).squeeze(1)
-        KL = q_log_q - log_alpha.exp() * log_q_x - log_uniform.exp() * log_q.sum(1)
+        at_x = log_alpha.exp() * log_q_x
+        everywhere = log_uniform.exp() * log_q.sum(1)
+        KL = q_log_q - at_x - everywhere
 
-        # r - log r - 1; at MASK r is 1
+        # r - log r - 1; at MASK r is 1, and any id may stand for z
         log_q_z_of_x = torch.where(z == x, log_at_x, log_uniform)
-        log_q_z = log_q.gather(1, torch.where(is_mask, x, z)[:, None]).squeeze(1)
+        id_of_z = torch.where(is_mask, x, z)
+        log_q_z = log_q.gather(1, id_of_z[:, None]).squeeze(1)
         log_r = torch.where(is_mask, 0.0, log_q_z_of_x - log_q_z)
         divergence = torch.expm1(log_r) - log_r
 
-        w = torch.where(is_mask, w_mask, torch.where(z != x, w_other, w_same))
+        # the weight by what z is
+        w_visible = torch.where(z != x, w_other, w_same)
+        w = torch.where(is_mask, w_mask, w_visible)
         return w * (KL + divergence)
 
     # ---- samplers
@@ -156,17 +180,20 @@ class GIDD(IntegralProcess):
 
             # weights, proportional to the probabilities, of: z stays, it becomes x (a different
             # one), it becomes MASK, it becomes any of the V ids
-            stay = torch.where(is_mask, (alpha + mask) * mask_next,
-                               alpha * (alpha_next * is_same + uniform_next))
-            to_x = torch.where(is_mask, mask, uniform) * alpha_next
+            visible_stays = alpha * (alpha_next * is_same + uniform_next)
+            stay = torch.where(is_mask, (alpha + mask) * mask_next, visible_stays)
+            by_noise = torch.where(is_mask, mask, uniform)               # q(z_t | another z_next)
+            to_x = by_noise * alpha_next
             to_mask = torch.where(is_mask, 0.0, uniform * mask_next)
-            to_any = torch.where(is_mask, mask, uniform) * uniform_next * V
+            to_any = by_noise * uniform_next * V
 
             # one of the four, by a coin
-            coin = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
-            lot = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
+            L = tokens.shape[1]
+            coin = noise.uniforms('unmask', L, torch.float32).flatten()[positions]
+            lot = noise.uniforms('unmask', L).flatten()[positions]
             any_id = to_device((lot * V).long().clamp(max=V - 1), tokens)
-            coin = to_device(in_float32(coin), tokens) * (stay + to_x + to_mask + to_any)
+            whole = stay + to_x + to_mask + to_any
+            coin = to_device(coin, tokens) * whole
             new = torch.where(coin < stay + to_x + to_mask, V, any_id)
             new = torch.where(coin < stay + to_x, x, new)
             new = torch.where(coin < stay, z, new)
@@ -193,11 +220,14 @@ class GIDD(IntegralProcess):
             # x' ~ p, and what it would gain
             p = (logits / temperature).softmax(1)
             x = draw_from(p, numbers_at(positions, noise, tokens))       # (P,)
-            gain = (p.gather(1, x[:, None]) - p.gather(1, z[:, None])).squeeze(1)
+            p_new = p.gather(1, x[:, None])
+            p_now = p.gather(1, z[:, None])
+            gain = (p_new - p_now).squeeze(1)
+            gain = torch.where(x == z, -torch.inf, gain)
 
             # the best position of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
-            scatter_at(value, positions, torch.where(x == z, -torch.inf, gain))
+            scatter_at(value, positions, gain)
             best, position = value.max(1)                                   # (B,)
             is_done = is_done | (best <= 0)
             if is_done.all():
@@ -206,7 +236,8 @@ class GIDD(IntegralProcess):
             # change it
             proposal = tokens.clone()
             scatter_at(proposal, positions, x)
-            change = ~is_done[:, None] & F.one_hot(position, tokens.shape[1]).bool()
+            is_best = F.one_hot(position, tokens.shape[1]).bool()        # (B, L)
+            change = is_best & ~is_done[:, None]
             tokens = torch.where(change, proposal, tokens)
             on_step(tokens, logits, positions)
         return tokens

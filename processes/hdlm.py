@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from diffusion import in_float32, positions_of, to_device
+from diffusion import positions_of, to_device
 from processes.clusters import cluster_table
 from processes.integral import IntegralProcess
 from samplers import Sampler, init_state, no_callback, numbers_at, scatter_at, schedule_times
@@ -57,16 +57,22 @@ class HDLM(IntegralProcess):
         """ alpha_t, cluster_t, mask_t, and the rates mask_t' and -alpha_t', of clocks t, float64.
         """
         gamma = self.gamma
+        left = 1 - t
+        alpha = left ** gamma
+        slope = left ** (gamma - 1)
+        alpha_rate = gamma * slope
+
+        # gamma = 1 is the limit of the other formulas
         if gamma == 1:
             log_alpha = torch.log1p(-t)
-            cluster = torch.where(t < 1, -(1 - t) * log_alpha, 0)
+            cluster = torch.where(t < 1, -left * log_alpha, 0)
             mask_rate = -log_alpha
         else:
-            cluster = gamma / (gamma - 1) * ((1 - t) - (1 - t) ** gamma)
-            mask_rate = gamma / (gamma - 1) * (1 - (1 - t) ** (gamma - 1))
-        alpha = (1 - t) ** gamma
-        alpha_rate = gamma * (1 - t) ** (gamma - 1)
-        return alpha, cluster, 1 - alpha - cluster, mask_rate, alpha_rate
+            factor = gamma / (gamma - 1)
+            cluster = factor * (left - alpha)
+            mask_rate = factor * (1 - slope)
+        mask = 1 - alpha - cluster
+        return alpha, cluster, mask, mask_rate, alpha_rate
 
     def cluster_of(self, x):
         """ The clusters of tokens x, on the device of x. """
@@ -78,19 +84,30 @@ class HDLM(IntegralProcess):
     def draw_cluster(self, x, u):
         """ k ~ Q(. | x) from uniform numbers u, float64 on the host, of the shape of x. """
         # above xi: one of the n_clusters - 1 others, with the own one left out of the count
+        n_others = self.n_clusters - 1
         rest = (u - self.xi) / max(1 - self.xi, 1e-300)
-        other = (rest * (self.n_clusters - 1)).long().clamp(0, max(self.n_clusters - 2, 0))
-        is_own, other = to_device(u < self.xi, x), to_device(other, x)
+        other = (rest * n_others).long()
+        other = to_device(other.clamp(0, max(n_others - 1, 0)), x)
+
+        # the count goes past the own one
         own = self.cluster_of(x)
-        return torch.where(is_own, own, other + (other >= own))
+        other = other + (other >= own)
+        is_own = to_device(u < self.xi, x)
+        return torch.where(is_own, own, other)
 
     def corrupt(self, tokens, t, u, known_mask=None):
         """ From one uniform number per position: MASK below mask_t, a cluster below mask_t +
         cluster_t, else the token. What is no token is scored. """
-        masses = self.masses(t.double())
-        cluster, mask = masses[1][:, None], masses[2][:, None]           # (B, 1)
-        u_cluster = ((u - mask) / cluster.clamp(min=1e-300)).clamp(0, 1 - 1e-12)
-        cluster_id = self.mask_id + 1 + self.draw_cluster(tokens, u_cluster)
+        _, cluster, mask, _, _ = self.masses(t.double())
+        cluster = cluster[:, None]                                       # (B, 1)
+        mask = mask[:, None]
+
+        # the number within the stretch of the clusters says which of them
+        u_cluster = (u - mask) / cluster.clamp(min=1e-300)
+        k = self.draw_cluster(tokens, u_cluster.clamp(0, 1 - 1e-12))
+        cluster_id = self.mask_id + 1 + k
+
+        # what is scored
         scored = u < mask + cluster                                      # (B, L)
         if known_mask is not None:
             scored = scored & ~known_mask
@@ -114,17 +131,22 @@ class HDLM(IntegralProcess):
         cluster_of = self.cluster_of(torch.arange(V, device=x.device))
         p_cluster = torch.zeros(len(x), n_clusters, dtype=log_p.dtype, device=log_p.device)
         p_cluster = p_cluster.index_add(1, cluster_of, log_p.exp())      # (P, n_clusters)
+        Q = xi * p_cluster + xi_other * (1 - p_cluster)
         tiny = torch.finfo(p_cluster.dtype).tiny
-        log_Q = (xi * p_cluster + xi_other * (1 - p_cluster)).clamp(min=tiny).log()
+        log_Q = Q.clamp(min=tiny).log()
         own = cluster_of[x][:, None]                                     # (P, 1)
         k = (z - V - 1).clamp(min=0)[:, None]                            # (P, 1)
 
         # at MASK: KL(Q(. | x) || sum over v of p(v) Q(. | v))
         log_Q_own = log_Q.gather(1, own).squeeze(1)
-        log_xi_other = math.log(xi_other) if xi_other else -math.inf
-        entropy_other = xi_other * log_xi_other if xi_other else 0       # 0 log 0 = 0
+        log_xi_other = -math.inf
+        entropy_other = 0                                                # 0 log 0 = 0
+        of_others = 0
+        if xi_other:
+            log_xi_other = math.log(xi_other)
+            entropy_other = xi_other * log_xi_other
+            of_others = xi_other * log_Q.sum(1)
         entropy = xi * math.log(xi) + (n_clusters - 1) * entropy_other
-        of_others = xi_other * log_Q.sum(1) if xi_other else 0
         KL = entropy - (xi - xi_other) * log_Q_own - of_others
 
         # at cluster k: -log [ p(x) Q(k | x) / sum over v of p(v) Q(k | v) ]
@@ -132,7 +154,9 @@ class HDLM(IntegralProcess):
         log_posterior = log_p.gather(1, x[:, None]) - log_Q.gather(1, k)
         at_cluster = -log_posterior.squeeze(1) - log_Q_of_x
 
-        return torch.where(z == V, mask_weight * KL, cluster_weight * at_cluster)
+        at_mask = mask_weight * KL
+        at_cluster = cluster_weight * at_cluster
+        return torch.where(z == V, at_mask, at_cluster)
 
     # ---- samplers
 
@@ -178,9 +202,10 @@ class HDLM(IntegralProcess):
             to_cluster = torch.where(is_mask, mask_to_cluster, 0.0)
 
             # one of the three, by a coin
-            coin = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
-            lot = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
-            coin = to_device(in_float32(coin), tokens)
+            L = tokens.shape[1]
+            coin = noise.uniforms('unmask', L, torch.float32).flatten()[positions]
+            lot = noise.uniforms('unmask', L).flatten()[positions]
+            coin = to_device(coin, tokens)
             cluster_id = V + 1 + self.draw_cluster(x, lot)
             new = torch.where(coin < stay + to_cluster, cluster_id, x)
             new = torch.where(coin < stay, z, new)

@@ -164,19 +164,27 @@ class StepLog:
             except Exception as error:                     # its own kinds, or it is not installed
                 warn(f'the run goes on without wandb: {one_line(error)}')
 
+        self.micro_losses = []                             # of this step, one for each micro-batch
+        self.sums = 0                                      # of this step: `statistics` in one row
         self.steps = []                                    # since the last line
         self.since = self.began = time.perf_counter()      # since: of the last line
         self.n_steps = 0                                   # of this process
 
-    def add(self, bad, loss, norm, done):
-        """ Keeps what is to be logged of a step. bad: 1 where it was skipped. done: a list of
-        (diffusion.Batch, Losses), one for each micro-batch. All lie on the device. """
-        sums = [statistics(batch, losses) for batch, losses in done]
-        self.sizes = {name: x.numel() for name, x in sums[0].items()}
-        total = sum(torch.cat(tuple(of_one.values())) for of_one in sums)
-        of_each = [losses.loss.detach() for _, losses in done]
-        self.steps.append(torch.cat((torch.stack((bad, loss, norm, *of_each)), total)))
-        self.n_losses = len(done)
+    def add(self, batch, losses):
+        """ Adds up what is to be logged of a micro-batch: a diffusion.Batch and its Losses. Only
+        the sums stay, so a step takes no more memory where it has more micro-batches. """
+        sums = statistics(batch, losses)
+        self.sizes = {name: x.numel() for name, x in sums.items()}
+        self.sums = self.sums + torch.cat(tuple(sums.values()))
+        self.micro_losses.append(losses.loss.detach())
+
+    def end_step(self, bad, loss, norm):
+        """ Keeps what was added as that of one step. bad: 1 where it was skipped. """
+        known = torch.stack((bad, loss, norm, *self.micro_losses))
+        self.steps.append(torch.cat((known, self.sums)))
+        self.n_losses = len(self.micro_losses)
+        self.micro_losses = []
+        self.sums = 0
         self.n_steps += 1
 
     def append(self, entry):

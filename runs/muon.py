@@ -59,8 +59,6 @@ def share_of(n):
 
 def gather_shares(mine, n):
     """ The n matrices of all processes' shares (size, rows, columns), in order. """
-    if world() == 1:
-        return mine
     found = [torch.empty_like(mine) for _ in range(world())]
     dist.all_gather(found, mine.contiguous())
     return torch.cat(found)[:n]
@@ -73,6 +71,7 @@ class Muon(torch.optim.Optimizer):
         the matrix products; torch.optim.Muon has bfloat16. found_inf: (), on the parameters'
         device; where it is 1, step() moves nothing. As in fused AdamW, the host does not wait. """
         self.dtype = dtype
+        self.is_shared = world() > 1                       # by several processes
         self.found_inf = torch.zeros(())
         self.coefficients = POLAR_EXPRESS[:iterations] if iterations else OF_TORCH
         self.stacks = {}                                   # {shape: (momenta, its rows, whose)}
@@ -125,10 +124,11 @@ class Muon(torch.optim.Optimizer):
 
         # the updates: this process's share, then all
         looked_ahead = gradients.lerp_(momenta, MOMENTUM)
-        if world() > 1:
+        if self.is_shared:
             looked_ahead = torch.stack([looked_ahead[i] for i in share_of(n)])
-        mine = newton_schulz(looked_ahead, self.coefficients, self.dtype)
-        updates = gather_shares(mine, n)
+        updates = newton_schulz(looked_ahead, self.coefficients, self.dtype)
+        if self.is_shared:
+            updates = gather_shares(updates, n)
 
         # the step
         is_good = (~is_bad).float()

@@ -69,7 +69,7 @@ def lines_of_frames(tokenizer, mask_id, frames):
     return found
 
 
-def draw_panel(label, frames, texts, y, total):
+def panel_of(label, frames, texts, y, total):
     """ (The frames of one way of writing, each a group with its time; where they end, in pixels).
     texts: of each frame its lines; total: seconds of the picture. """
     below = y + LINE * max(map(len, texts)) + 10
@@ -79,11 +79,14 @@ def draw_panel(label, frames, texts, y, total):
     groups = [f'<path class="bar" d="M{MARGIN} {below}h{width}"/>']
     for i, (frame, lines) in enumerate(zip(frames, texts)):
         says = escape(f'{label}: step {frame.step} of {n_steps}')
-        drawn = ''.join(text_at(y + LINE * (j + 1), line) for j, line in enumerate(lines))
+        of_text = ''
+        for j, line in enumerate(lines, 1):
+            of_text += text_at(y + LINE * j, line)
         done = width * frame.step / n_steps
-        groups.append(f'<g class="{"z" if i == len(frames) - 1 else "k"}" '
-                      f'style="animation-delay: {i * SECONDS - total:.2f}s">'
-                      f'<text class="h" x="{MARGIN}" y="{y}">{says}</text>{drawn}'
+        kind = 'z' if i == len(frames) - 1 else 'k'
+        delay = i * SECONDS - total
+        groups.append(f'<g class="{kind}" style="animation-delay: {delay:.2f}s">'
+                      f'<text class="h" x="{MARGIN}" y="{y}">{says}</text>{of_text}'
                       f'<path class="done" d="M{MARGIN} {below}h{done:.0f}"/></g>')
     return groups, below
 
@@ -98,15 +101,17 @@ def animation(tokenizer, mask_id, panels, title):
     title = printable(title)
 
     # the title, then panel below panel
-    body, y = [], 34
-    for line in lines_of([(word + ' ', '') for word in title.split()], COLUMNS):
+    body = []
+    y = 34
+    words = [(word + ' ', '') for word in title.split()]
+    for line in lines_of(words, COLUMNS):
         text = ''.join(text for text, _ in line)
         body.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
         y += 20
     for label, frames in panels:
         frames += frames[-1:] * (most - len(frames))       # all panels end together
         texts = lines_of_frames(tokenizer, mask_id, frames)
-        groups, below = draw_panel(label, frames, texts, y + 14, total)
+        groups, below = panel_of(label, frames, texts, y + 14, total)
         body += groups
         y = below + 24
 

@@ -45,7 +45,9 @@ def guided_logits(g, conditional, unconditional):
         return conditional()
     if g == 0:
         return unconditional()
-    return g * conditional().log_softmax(-1) + (1 - g) * unconditional().log_softmax(-1)
+    log_p_c = conditional().log_softmax(-1)
+    log_p_u = unconditional().log_softmax(-1)
+    return g * log_p_c + (1 - g) * log_p_u
 
 
 def guided_latents(g, conditional, unconditional):
@@ -56,7 +58,9 @@ def guided_latents(g, conditional, unconditional):
         return unconditional()
     x0_c, e_c = conditional()
     x0_u, e_u = unconditional()
-    return g * x0_c + (1 - g) * x0_u, g * e_c + (1 - g) * e_u
+    x0 = g * x0_c + (1 - g) * x0_u
+    e = g * e_c + (1 - g) * e_u
+    return x0, e
 
 
 class Denoiser:
@@ -77,6 +81,8 @@ class Denoiser:
         self.latent = latent
         self.eos, self.pad = eos, pad
         self.learned = set(learned)
+        self.is_causal = 'causal' in self.learned          # it writes from left to right
+        self.fills_masks = bool(self.learned & set(FILLS))
         self.lengths = lengths
         self.dtype = dtype
         self.device = model.bias.device
@@ -84,15 +90,6 @@ class Denoiser:
         self.L = model.config.seq_len                      # the longest text, in tokens
         self.banned = torch.as_tensor(banned, dtype=torch.int64, device=self.device)
         self.row_calls = 0                                 # rows the network has read: the cost
-
-    @property
-    def is_causal(self):
-        """ Whether it writes from left to right. """
-        return 'causal' in self.learned
-
-    @property
-    def fills_masks(self):
-        return bool(self.learned & set(FILLS))
 
     # ---- one call
 
@@ -119,6 +116,11 @@ class Denoiser:
             cache['reader'] = Reader(self.model, B, z, self.clock(0., B), self.clock(s, B))
         last = tokens[:, -1]
         return cache['reader'].read(tokens, has_ended=(last == self.eos) | (last == self.pad))
+
+    def keep(self, cache, texts):
+        """ Goes on with these of the texts that were read into a cache, by their numbers (B,). A
+        text may be among them repeatedly, as in a beam search. """
+        cache['reader'].keep(texts)
 
     def latent_at(self, tokens, t, z_s, s):
         """ x0 and e (B, N, D), the clean latent and the noise in z_s, given texts (B, L). """
@@ -170,7 +172,9 @@ class Denoiser:
 
     def ends(self, tokens):
         """ (B, L): EOS and PAD, where they are given to the network. """
-        return is_end(tokens, self) & bool(self.lengths)
+        if not self.lengths:
+            return torch.zeros_like(tokens, dtype=torch.bool)
+        return is_end(tokens, self)
 
     def given(self, z=None, s=0.0, null=None, guidance=1.0, inner=None, is_causal=False):
         """ denoise(tokens, t, positions, rows) of samplers.py.
@@ -192,11 +196,15 @@ class Denoiser:
         def denoise(tokens, t, positions, rows=slice(None)):
             if isinstance(rows, torch.Tensor):
                 rows = to_device(rows, tokens)
-            z_u = None if null is None else null[rows]
-            logits = guided_logits(
-                guidance,
-                lambda: call(tokens, t, positions, z[rows], s, cache_c),
-                lambda: call(tokens, t, positions, z_u, 1.0, cache_u))   # (P, V)
+
+            def conditional():
+                return call(tokens, t, positions, z[rows], s, cache_c)
+
+            def unconditional():
+                nothing = None if null is None else null[rows]
+                return call(tokens, t, positions, nothing, 1.0, cache_u)
+
+            logits = guided_logits(guidance, conditional, unconditional)             # (P, V)
             is_inner = None
             if inner is not None:
                 is_inner = inner[rows].flatten()[to_device(positions, tokens)]       # (P,)

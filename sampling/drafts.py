@@ -40,9 +40,14 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
     for i in range(n_rounds):
         # write K drafts of each text, from its aims in turn
         K = part_of_step(knobs.rerank, i, n_rounds)
-        text_of = [j for j in missed for _ in range(K)]
-        nearest = [found[j][:AIMS] or [Draft(-1, '', raw[j])] for j in missed]
-        aims = torch.stack([some[k % len(some)].aim for some in nearest for k in range(K)])
+        text_of = []
+        aims = []
+        for j in missed:
+            nearest = [draft.aim for draft in found[j][:AIMS]] or [raw[j]]
+            for k in range(K):
+                text_of.append(j)
+                aims.append(nearest[k % len(nearest)])
+        aims = torch.stack(aims)
         lengths = None
         if lengths_of is not None:
             lengths = lengths_of[text_of]

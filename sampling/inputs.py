@@ -35,20 +35,22 @@ def pack(run, texts, cut=False):
     """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. A
     text that is too long is cut with a warning, if `cut`; else it is a ValueError. """
     check_texts(texts)
-    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    most = most_tokens(run)
+    end = [run.tokenizer.eos] + [run.tokenizer.pad] * run.net.L
     rows = []
     n_cut = 0
     for i, text in enumerate(texts):
         ids = run.tokenizer.encode(text)
-        if len(ids) > most_tokens(run) and not cut:
+        is_long = len(ids) > most
+        if is_long and not cut:
             raise ValueError(f'text {i + 1} of {len(texts)}, {short(text)}, has {len(ids):,} '
-                             f'tokens, {run.out_dir} reads at most {most_tokens(run)}')
-        n_cut += len(ids) > most_tokens(run)
-        row = ids[:most_tokens(run)] + [eos] + [pad] * run.net.L
+                             f'tokens, {run.out_dir} reads at most {most}')
+        n_cut += is_long
+        row = ids[:most] + end
         rows.append(row[:run.net.L])
     if n_cut:
         warn(f'{n_cut:,} of {len(texts):,} texts have more tokens than {run.out_dir} reads, '
-             f'{most_tokens(run)}: their ends are left out')
+             f'{most}: their ends are left out')
     return torch.tensor(rows)
 
 
@@ -76,6 +78,8 @@ def embeddings(run, texts):
     that it cannot embed as the run would need it, with the first of them. """
     raw = run.encode(texts)                    # it says what is an error
     texts = [spelled(run.tokenizer.kind, text) for text in texts]
+
+    # (text, what is to be said of it), by what is wrong with it
     masked, remarked, long = [], [], []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -88,6 +92,7 @@ def embeddings(run, texts):
             long.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
                                f'{most_tokens(run):,} and has seen no embedding of a longer text'))
 
+    # one warning of each kind, however many texts there are
     for found in filter(None, (masked, remarked, long)):
         text, remark = found[0]
         more = f'; and so with {len(found) - 1:,} more texts' if len(found) > 1 else ''
@@ -110,19 +115,28 @@ def pieces_of_template(run, text):
 
     pieces = []
     for i, part in enumerate(parts):
-        least, _, most = (part[1:] or '1').partition('-')
         if '*' in pieces and part:
             raise ValueError(f'[MASK:*] stands at the end of a text, found {part!r} behind it')
-        if i % 2 == 0 and '[MASK' in part or i % 2 == 1 and most and int(least) > int(most):
+        is_text = i % 2 == 0
+        piece = None                                       # what is no text and no gap
+        if is_text and '[MASK' not in part:
+            piece = run.tokenizer.encode(part) if part else []
+        elif not is_text:
+            piece = read_gap(part)
+        if piece is None:
             raise ValueError(f'a [MASK in {short(text)} is not a gap: expected [MASK], [MASK:3], '
                              '[MASK:2-6] or [MASK:*]')
-        if i % 2 == 0:
-            pieces.append(run.tokenizer.encode(part) if part else [])
-        elif least == '*':
-            pieces.append('*')
-        else:
-            pieces.append(range(int(least), int(most or least) + 1))
+        pieces.append(piece)
     return pieces
+
+
+def read_gap(part):
+    """ What stands between [MASK and ], such as ':2-6': a range of numbers of MASKs, or '*'. None
+    where the range is empty. """
+    least, _, most = (part[1:] or '1').partition('-')
+    if least == '*':
+        return '*'
+    return range(int(least), int(most or least) + 1) or None
 
 
 def read_template(run, text, length=0):
@@ -141,14 +155,17 @@ def read_template(run, text, length=0):
                          f'text ends, not with {short(text)}')
 
     rows = []
-    for counts in itertools.product(*ranges):
+    for lengths in itertools.product(*ranges):
         # the ids of the text, -1 where EOS and PAD are not allowed
-        ids, counts = [], iter(counts)
+        ids = []
+        lengths = iter(lengths)
         for piece in pieces:
             if isinstance(piece, range):
-                ids += [-1] * min(next(counts), run.net.L + 1)
+                ids += [-1] * min(next(lengths), run.net.L + 1)
             elif piece != '*':
                 ids += piece
+
+        # the whole rest, where somebody must say how long it is
         if has_rest and run.net.lengths:
             if length <= len(ids):
                 raise ValueError(f'[MASK:*] in {short(text)} needs a --length above {len(ids)}: '
@@ -178,12 +195,18 @@ def read_latents(run, path):
         raw = run.to_raw(array)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
+
+    # are they as long as those of the training? The mean square of a vector's length is
+    # E|z|^2 = |mean|^2 + the sum of the variances
     stats = run.stats
-    square = (stats.mean ** 2 + stats.live * stats.std ** 2).sum()       # of a vector, its mean
-    far = far_off(raw.numpy(), float(square * raw.shape[1]) ** 0.5)
+    square = (stats.mean ** 2 + stats.live * stats.std ** 2).sum()
+    length = float(square * raw.shape[1]) ** 0.5
+    far = far_off(raw.numpy(), length)
     if far.any():
         warn(f'{path}: row {far.argmax()} is {FAR} times as long as the latents that {run.out_dir} '
              f'was trained on, or more, and so are {far.sum() - 1} others: of another scale?')
+
+    # an embedding of nothing, such as a text without a known word
     is_zero = ~raw.numpy().any((1, 2))
     if is_zero.any():
         warn(f'{path}: {is_zero.sum():,} of {len(raw):,} latents are zeros, which say nothing; the '

@@ -3,15 +3,14 @@ The knobs of sampling: of sample.py and evaluate.py, and keywords of the methods
 
     run.write(texts, sampler='ancestral', steps=64)
 
-`settle` and `settle_latents` choose what a knob leaves open ('' or None).
+What a knob leaves open ('' or None) is chosen where it is read: writing.settle, and
+latents.settle_latents.
 """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from configurator import read_knobs
-from diffusion import check_choice
-from samplers import SAMPLERS
 
 
 @dataclass(frozen=True)
@@ -73,70 +72,3 @@ LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 # those of all texts, whatever the direction
 TEXT_KNOBS = tuple(name for name in RULES if name not in (
     'solver', 'latent_steps', 'latent_clock', 'rerank', 'strength', 'sample_batch', 'seed'))
-
-
-def sampler_of(net, name):
-    """ The Sampler that a knob names. ValueError where the network cannot be sampled so. """
-    if name == 'autoregressive':
-        if not net.is_causal:
-            raise ValueError(f'sampler={name}: this run was trained without causal rows '
-                             '(mode=l2t+causal)')
-        return SAMPLERS[name]
-
-    # all others fill masks, and a process may have its own
-    if not net.fills_masks:
-        raise ValueError(f'sampler={name} fills masks: this run was trained for mode=causal alone')
-    table = net.text.samplers or SAMPLERS
-    check_choice('sampler', name, table)
-    return table[name]
-
-
-def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
-    """
-    SamplingKnobs in which nothing is left open: which sampler, how many steps, which temperature.
-    from_latent, from_text   what is read: a latent, and a text or a part of it
-    must_differ              more than one text of a source is wanted, and they shall differ
-    """
-    # which sampler? From left to right where the run has learned it and no part of the text is
-    # given, or it can do nothing else. Else confidence, which seeks the likeliest text, where
-    # there is something to write from, and ancestral, which draws a sample, where there is not.
-    # Text processes other than MaskedText have samplers of their own: there it is ancestral
-    has_source = from_latent or from_text
-    name = knobs.sampler
-    if not name and net.is_causal and not (from_text and net.fills_masks):
-        name = 'autoregressive'
-    elif not name and net.text.samplers is None and has_source:
-        name = 'confidence'
-    name = name or 'ancestral'
-    sampler = sampler_of(net, name)
-
-    # which temperature? Samplers that do not seek the likeliest text draw from the model: 1. The
-    # others take 0, the likeliest text, where there is something to write from; but where more than
-    # one text of a source is wanted, these shall differ. From left to right a text without a latent
-    # is drawn as well, and drafts need a lower temperature than by diffusion, as each token is
-    # given all that is before it
-    are_drafts = knobs.rerank > 1 and from_latent and not from_text
-    if not sampler.seeks:
-        temperature = 1.0
-    elif are_drafts and sampler.is_causal:
-        temperature = 0.4
-    elif must_differ:
-        temperature = 0.7
-    elif sampler.is_causal and not from_latent:
-        temperature = 1.0
-    else:
-        temperature = 0.0
-    if knobs.temperature is not None:
-        temperature = knobs.temperature
-    steps = knobs.steps or sampler.steps or net.L
-    return replace(knobs, sampler=name, steps=steps, temperature=temperature)
-
-
-def settle_latents(net, knobs, from_text):
-    """ SamplingKnobs in which solver and latent_steps are not left open. """
-    # a vector made from a text is the mean of what fits it. A network that predicts eps says little
-    # of that at clock 1
-    is_embedding = from_text and net.model.config.n_latents == 1 and net.latent.target != 'eps'
-    latent_steps = knobs.latent_steps or (1 if is_embedding else 32)
-    solver = knobs.solver or ('dpmpp_2m' if from_text else 'ancestral')
-    return replace(knobs, latent_steps=latent_steps, solver=solver)

@@ -9,9 +9,18 @@ import torch
 from noise import Noise, rows_of
 from samplers import no_callback
 from sampling.denoise import guided_latents
-from sampling.knobs import settle_latents
 from sampling.solvers import solve
 from sampling.writing import blank, tidied, write
+
+
+def settle_latents(net, knobs, from_text):
+    """ SamplingKnobs in which solver and latent_steps are not left open. """
+    # a vector made from a text is the mean of what fits it. A network that predicts eps says little
+    # of that at clock 1
+    is_embedding = from_text and net.model.config.n_latents == 1 and net.latent.target != 'eps'
+    latent_steps = knobs.latent_steps or (1 if is_embedding else 32)
+    solver = knobs.solver or ('dpmpp_2m' if from_text else 'ancestral')
+    return replace(knobs, latent_steps=latent_steps, solver=solver)
 
 
 @torch.inference_mode()
@@ -30,8 +39,10 @@ def make_latents(net, tokens, n, knobs, rows=None):
         null = torch.where(net.ends(x), x, net.text.mask_id)
 
         def denoise(z, t):
-            return guided_latents(g, lambda: net.latent_at(x, 0.0, z, t),
-                                  lambda: net.latent_at(null, 1.0, z, t))
+            return guided_latents(
+                g,
+                conditional=lambda: net.latent_at(x, 0.0, z, t),
+                unconditional=lambda: net.latent_at(null, 1.0, z, t))
 
         noise = Noise(knobs.seed, rows[part])
         z = net.nothing(noise, 'start')

@@ -56,14 +56,13 @@ def nats_per_token(net, tokens, z, knobs, draws=64):
 
     # a row for each draw of each text, some rows a call
     nats = torch.zeros(n, dtype=torch.float64)
-    for row in torch.arange(n * draws).split(net.rows_that_fit(knobs.sample_batch)):
+    size = net.rows_that_fit(knobs.sample_batch)
+    for row in torch.arange(n * draws).split(size):
         text = row // draws
-        found = net.nats(
-            tokens[text],
-            None if z is None else z[text],
-            clock,
-            None if net.is_causal else u[row % draws],
-            None if known_mask is None else known_mask[text])
+        some_z = None if z is None else z[text]
+        some_u = None if net.is_causal else u[row % draws]
+        some_known = None if known_mask is None else known_mask[text]
+        found = net.nats(tokens[text], some_z, clock, some_u, some_known)
         nats.index_add_(0, text, found / draws)
     return nats / n_real.clamp(min=1)
 
@@ -103,8 +102,11 @@ def changed_by(net, tokens, z_now, z, knobs, rows=None):
     rows = rows_of(len(tokens)) if rows is None else rows
     if knobs.length:
         raise ValueError(f'length={knobs.length}: an edit keeps the length of its text')
-    gain = (log_p_given_half(net, tokens, z, knobs.latent_clock, knobs, rows)
-            - log_p_given_half(net, tokens, z_now, 0.0, knobs, rows))         # (n, L): -loss
+    log_p = log_p_given_half(net, tokens, z, knobs.latent_clock, knobs, rows)        # (n, L)
+    log_p_now = log_p_given_half(net, tokens, z_now, 0.0, knobs, rows)
+
+    # those of the smallest gain lose most; what is no text comes last
     is_text = ~is_end(tokens, net)
+    gain = (log_p - log_p_now).masked_fill(~is_text, torch.inf)
     n_changed = (knobs.strength * is_text.sum(1, keepdim=True)).ceil()   # (n, 1)
-    return rank_in_row(gain.masked_fill(~is_text, torch.inf)) < n_changed
+    return rank_in_row(gain) < n_changed

@@ -7,7 +7,7 @@ Letters: B texts, R rows, L tokens, V vocabulary, K latent tokens, C width, H he
 import torch
 import torch.nn.functional as F
 
-from model import attention, causal_mask
+from model import causal_mask
 
 
 class Reader:
@@ -16,9 +16,10 @@ class Reader:
     in a cache that has room for the longest text. Texts that have read the same share a row of it,
     as drafts from one latent do until they part: R rows for B texts.
 
-    The clocks do not move while a text is written, so what they modulate is computed once:
-        norm(x) (1 + scale) + shift    is a layer norm of weight 1 + scale and bias shift
-    Likewise the rotary positions with the gains g. With x = [x1, x2], the halves of the channels:
+    A block is that of model.Block. Only how queries and keys are normalised and turned by their
+    positions is written anew, in fewer operations: positions and gains g do not change while a
+    text is written, so their product is computed once. With x = [x1, x2], the halves of the
+    channels:
         rotate(g x) = x [g1 cos, g2 cos] + [x2, x1] [-g2 sin, g1 sin]
     """
 
@@ -40,14 +41,13 @@ class Reader:
         no_tokens = self.row_of.new_empty((R, 0))
         _, latent, condition = model.embed_inputs(no_tokens, latents, t_text[:R], t_latent[:R])
 
-        # modulation by the clocks: shift, 1 + scale, gate, and these of the MLP
-        of_blocks, final = model.split_text_modulation(condition[:1])
-        tables = torch.stack([s.scale_shift_table for s in self.streams])  # (depth, 6, C)
-        modulation = tables + of_blocks.view(6, -1)
-        modulation[:, 1::3] += 1
-        self.modulation = [block.unbind() for block in modulation.to(dtype)]
-        shift, scale = final.to(dtype).view(2, -1)
-        self.final = shift, 1 + scale
+        # the clocks do not change either, and are the same of all texts: of each block six vectors
+        # (C,), and of the head two
+        of_blocks, self.final = model.split_text_modulation(condition[:1])
+        self.modulation = []
+        for stream in self.streams:
+            vectors = stream.modulation(of_blocks)                       # (1, 1, C) each
+            self.modulation.append([vector.flatten() for vector in vectors])
 
         # positions and gains: (depth, L, 2, 1, d). rms_norm(x) = sqrt(d) x / |x|. The sqrt(d) of
         # queries and the 1 / sqrt(d) of attention cancel; that of keys is in their gain
@@ -61,25 +61,22 @@ class Reader:
         self.by_sin = (gains.roll(d // 2, -1) * sin).to(dtype)
 
         # keys and values
-        shape = (c.depth, 2, B, c.heads, self.K + c.seq_len, d)
+        n_positions = self.K + c.seq_len
+        shape = (c.depth, 2, B, c.heads, n_positions, d)
         self.cache = torch.empty(shape, dtype=dtype, device=model.bias.device)
-        self.into_text = self.into_head = 0
+        self.into_text = 0
+        self.into_head = None
+
+        # those of the latents (R, K, C), which see only one another
         if latent is not None:
-            modulation, _, _, *gates = model.split_latent_modulation(condition)
-            self.read_latents(latent, modulation)
+            of_latents, _, _, *gates = model.split_latent_modulation(condition)
+            for block, cache in zip(model.blocks, self.cache):
+                _, latent = block(None, latent, None, of_latents, None, None, n_causal=0,
+                                  predict=('latent',), cache=cache[:, :R, :, :self.K])
         if c.shortcut:
             into_text, into_head = model.shortcuts(latents, gates)       # (R, C) each
             self.into_text = into_text[:, None].to(dtype)
-            self.into_head = into_head[:, None].to(dtype)
-
-    def read_latents(self, latent, modulation):
-        """ Keys and values of the latents (R, K, C), which see only one another. """
-        for block, cache in zip(self.model.blocks, self.cache):
-            shift, scale, *rest = block.latent.modulation(modulation)
-            (q, k), v = block.latent.queries_keys_values(latent, shift, scale)       # (R, H, K, d)
-            cache[:, :len(latent), :, :self.K] = torch.stack([k, v])
-            attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (R, K, C)
-            latent = block.latent.finish(latent, attended, *rest)
+            self.into_head = into_head
 
     def keep(self, texts):
         """ Goes on with these texts, by their numbers (B,). A text may be among them repeatedly.
@@ -124,46 +121,52 @@ class Reader:
     def read(self, tokens, has_ended):
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
         read. has_ended (B,): texts that have their end, so that their logits do not matter. """
-        # each new token may look at the latents and at all tokens up to itself
         L = tokens.shape[1]
         new = slice(self.n_read, L)
         tokens = self.share(tokens[:, new], has_ended)
         self.n_read = L
+
+        # each new token may look at the latents and at all tokens up to itself; one alone at all
         mask = None
         if new.stop - new.start > 1:
-            mask = causal_mask(self.K, L, tokens.device)[self.K + new.start:]
+            mask = causal_mask(self.K, L, tokens.device)
+            mask = mask[self.K + new.start:]
 
+        # the blocks: of each its modulation, its products of gains and positions, and its cache
         text = self.model.embed(tokens) + self.into_text                 # (R, new, C)
-        for i in range(len(self.streams)):
-            text = self.read_block(i, text, new, mask)
+        of_blocks = zip(
+            self.streams,
+            self.modulation,
+            self.by_cos[:, new],
+            self.by_sin[:, new],
+            self.cache[:, :, :len(text), :, :self.K + L])
+        for of_block in of_blocks:
+            text = read_block(text, mask, *of_block)
 
         # the head at the last position
-        shift, scale = self.final
-        hidden = F.layer_norm(text[:, -1:], shift.shape, scale, shift) + self.into_head
+        hidden = self.model.finish_text(text[:, -1:], self.final, self.into_head)    # (R, 1, C)
         logits = self.model.text_head(hidden[:, 0]).float()              # (R, V)
         return logits[self.row_of]
 
-    def read_block(self, i, text, new, mask):
-        """ model.Block.forward for the text (R, new, C) at the positions `new`. """
-        stream = self.streams[i]
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation[i]
 
-        # queries and keys of length 1, turned by their positions
-        qkv = stream.qkv(F.layer_norm(text, shift.shape, scale, shift))
-        qkv = qkv.unflatten(2, (3, stream.heads, stream.head_dim))
-        qk = qkv[:, :, :2]                                               # (R, new, 2, H, d)
-        turned = torch.addcmul(qk * self.by_cos[i, new],
-                               qk.roll(stream.head_dim // 2, -1), self.by_sin[i, new])
-        length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(1e-12)
-        q, k = (turned / length).unbind(2)                               # (R, new, H, d)
+def read_block(text, mask, stream, modulation, by_cos, by_sin, cache):
+    """ model.Block.forward for the new positions of the text, (R, new, C). cache (2, R, H, S, d):
+    keys and values, of which the last `new` are yet to be filled in. """
+    shift, gain, *rest = modulation
+    qkv = stream.project(text, shift, gain)                              # (R, new, 3, H, d)
 
-        # the new keys and values join those that were read before
-        keys, values = self.cache[i, :, :len(text), :, :self.K + new.stop]           # (R, H, S, d)
-        keys[:, :, self.K + new.start:] = k.transpose(1, 2)
-        values[:, :, self.K + new.start:] = qkv[:, :, 2].transpose(1, 2)
-        attended = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=1.)
-        attended = attended.transpose(1, 2).flatten(2)                   # (R, new, C)
+    # queries and keys of length 1, turned by their positions
+    qk = qkv[:, :, :2]
+    swapped = qk.roll(stream.head_dim // 2, -1)
+    turned = torch.addcmul(qk * by_cos, swapped, by_sin)
+    length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(1e-12)
+    q, k = (turned / length).unbind(2)                                   # (R, new, H, d)
 
-        text = torch.addcmul(text, gate, stream.out(attended))
-        changed = stream.mlp(F.layer_norm(text, shift.shape, mlp_scale, mlp_shift))
-        return torch.addcmul(text, mlp_gate, changed)
+    # the new keys and values join those that were read before
+    n_new = text.shape[1]
+    keys, values = cache
+    keys[:, :, -n_new:] = k.transpose(1, 2)
+    values[:, :, -n_new:] = qkv[:, :, 2].transpose(1, 2)
+    attended = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=1.)
+    attended = attended.transpose(1, 2).flatten(2)                       # (R, new, C)
+    return stream.finish(text, attended, *rest)

@@ -1,5 +1,5 @@
 """
-A text being written, kept step by step, and drawn in a terminal (sample.py --watch).
+A text being written, kept step by step, and shown in a terminal (sample.py --watch).
 
     recorder = Recorder(run.net.text.mask_id)
     run.write(latents=z, on_step=recorder)
@@ -63,11 +63,15 @@ class Recorder:
 
     def start(self, tokens):
         nowhere = torch.zeros(tokens.shape, dtype=torch.bool)
+        no_p = torch.full(tokens.shape, torch.nan)
+        said = self.nothing_said(tokens)
+
+        # those of earlier batches stand before these
         first = 0
         if self.frames:
-            first = self.frames[-1].first + len(self.frames[-1].tokens)
-        return Frame(tokens, torch.full(tokens.shape, torch.nan), nowhere, nowhere,
-                     *self.nothing_said(tokens), 0, first)
+            last = self.frames[-1]
+            first = last.first + len(last.tokens)
+        return Frame(tokens, no_p, nowhere, nowhere, *said, step=0, first=first)
 
     def after_step(self, tokens, logits, positions):
         before = self.frames[-1]
@@ -106,7 +110,12 @@ class Recorder:
 
 def printable(text):
     """ A text without characters that would move the cursor of a terminal or break a file. """
-    return ''.join(c if c.isprintable() else ' ' if c.isspace() else '·' for c in text)
+    found = ''
+    for c in text:
+        if not c.isprintable():
+            c = ' ' if c.isspace() else '·'
+        found += c
+    return found
 
 
 def pieces_of(tokenizer, ids, mask_id, to_end=False):
@@ -150,8 +159,12 @@ def spans_of(tokenizer, frame, row, mask_id, least_draft=None, to_end=False):
     spans = []
     for i, piece in enumerate(pieces_of(tokenizer, ids, mask_id, to_end)):
         p = frame.p[row, i]                                # nan of a known token: neither u nor c
-        is_of = dict(m=ids[i] >= mask_id, u=p < 0.5, c=p >= 0.9, n=frame.is_new[row, i],
-                     a=frame.is_again[row, i])
+        is_of = dict(
+            m=ids[i] >= mask_id,
+            u=p < 0.5,
+            c=p >= 0.9,
+            n=frame.is_new[row, i],
+            a=frame.is_again[row, i])
         kinds = ''.join(kind for kind, is_it in is_of.items() if is_it)
 
         # a draft; where the network expects an end or a cluster, there is none
@@ -204,7 +217,7 @@ def watcher(run, rows):
     shades; elsewhere, or where NO_COLOR is set, the first text as plain lines, one for each step
     that changes it. """
     mask_id = run.net.text.mask_id
-    n_drawn = 0
+    n_shown = 0
     last = None
 
     def plain(frame):
@@ -216,21 +229,21 @@ def watcher(run, rows):
             last = state
 
     def in_place(frame):
-        nonlocal n_drawn
+        nonlocal n_shown
         size = shutil.get_terminal_size()
         lines = lines_of([(headline(frame, mask_id), 'm')], size.columns - 1)
         for row in range(min(rows, len(frame.tokens))):
             spans = spans_of(run.tokenizer, frame, row, mask_id, least_draft=0.1)
             lines += lines_of(spans, size.columns - 1)
 
-        # back up over what was drawn before, and erase it; what scrolled away cannot be erased
+        # back up over what was shown before, and erase it; what scrolled away cannot be erased
         lines = lines[:size.lines - 1]
-        if n_drawn:
-            print(f'\x1b[{n_drawn}A\x1b[J', end='')
+        if n_shown:
+            print(f'\x1b[{n_shown}A\x1b[J', end='')
         for line in lines:
             print(''.join(coloured(*span) for span in line))
         sys.stdout.flush()
-        n_drawn = len(lines)
+        n_shown = len(lines)
         time.sleep(PAUSE)
 
     is_plain = not sys.stdout.isatty() or os.environ.get('NO_COLOR')

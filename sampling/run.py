@@ -42,10 +42,10 @@ from samplers import no_callback
 from sampling.denoise import FILLS, Denoiser
 from sampling.drafts import nearest_drafts
 from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
-from sampling.knobs import SamplingKnobs, settle
+from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.likelihood import changed_by, nats_per_token
-from sampling.writing import blank, write
+from sampling.writing import blank, settle, write
 
 # -----------------------------------------------------------------------------
 # What a direction needs
@@ -127,7 +127,7 @@ class Run:
 
         # what lies in data/
         self.folder = os.path.join(out_dir, 'data')
-        self.tokenizer = load_tokenizer(self.folder)
+        self.tokenizer = load_tokenizer(self.folder, self.meta)
         self.stats = load_stats(self.folder, self.meta)    # of the latents, or None
         self.encoder = None                                # loaded when it is needed
         self.encoder_folder = encoder
@@ -145,9 +145,14 @@ class Run:
                                          self.config['latent_target'])
         if model.config.clusters:
             text.take_clusters(model.cluster_of.cpu())
-        self.net = Denoiser(model, text, latent, self.tokenizer.eos, self.tokenizer.pad, learned,
-                            lengths, never_written(self.tokenizer, bool(lengths)),
-                            pick_dtype(dtype, device))
+        self.net = Denoiser(
+            model, text, latent,
+            eos=self.tokenizer.eos,
+            pad=self.tokenizer.pad,
+            learned=learned,
+            lengths=lengths,
+            banned=never_written(self.tokenizer, bool(lengths)),
+            dtype=pick_dtype(dtype, device))
 
     # ---- what it can do
 
@@ -224,7 +229,8 @@ class Run:
         if z is not None:
             z = z.repeat_interleave(num_samples, 0).repeat_interleave(n_rows, 0)
         rows = rows_of_parts(rows, n_rows, MOST_TEMPLATES)
-        if settle(self.net, knobs, z is not None, from_text=True).sampler == 'autoregressive':
+        sampler, _ = settle(self.net, knobs, z is not None, from_text=True)
+        if sampler.is_causal:
             self.check_ends_in_gaps(tokens, known_mask)
         tokens = write(self.net, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step,
                        rows)
@@ -251,8 +257,8 @@ class Run:
             raise ValueError('edit: give like, or towards and away, or latents')
         check_texts(texts)
         for name, some in (('like', like), ('towards', towards), ('away', away)):
-            if isinstance(some, str) or not isinstance(some, Sized) or len(some) not in (
-                    0, 1, len(texts)):
+            is_list = isinstance(some, Sized) and not isinstance(some, str)
+            if not is_list or len(some) not in (0, 1, len(texts)):
                 raise ValueError(f'{name}={some!r}: expected a list of 1 or {len(texts)} texts')
         knobs = SamplingKnobs(**knobs)
         now = embeddings(self, texts)

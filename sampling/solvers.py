@@ -111,8 +111,9 @@ def latent_ancestral(latent, z, t, t_next, denoise, memory=None, noise=None):
 
     from_z = alpha_step * sigma_next ** 2 / sigma_t ** 2
     from_x0 = alpha_next * var_step / sigma_t ** 2
+    mean = from_z * z + from_x0 * x0
     variance = var_step * sigma_next ** 2 / sigma_t ** 2
-    return from_z * z + from_x0 * x0 + torch.sqrt(variance) * noise() * latent.live
+    return mean + torch.sqrt(variance) * noise() * latent.live
 
 
 # the knob `solver`

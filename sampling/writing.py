@@ -8,14 +8,16 @@ Texts, written by a sampler: all that is MASK and not known is filled, batch by 
 A text sampler is a function of samplers.py, or of the run's own text process.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims.
 """
+import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
+from diffusion import check_choice
 from noise import Noise, rows_of
-from samplers import in_blocks, make_propose, no_callback
-from sampling.knobs import sampler_of, settle
+from samplers import SAMPLERS, in_blocks, make_propose, no_callback
 
 # -----------------------------------------------------------------------------
 # What is written, and what is known of it
@@ -26,7 +28,8 @@ def tidied(net, tokens):
     if net.lengths:
         return tokens
     eos, pad = net.eos, net.pad
-    is_text = ((tokens == eos).cumsum(1) == 0) & (tokens != pad)
+    n_eos = (tokens == eos).cumsum(1)                                    # up to each position
+    is_text = (n_eos == 0) & (tokens != pad)
 
     # the text first, in its order
     order = (~is_text).byte().argsort(dim=1, stable=True)
@@ -69,11 +72,70 @@ def blank(net, n, knobs, lengths_of=None, rows=None):
 
     # MASK up to there, then an EOS and PAD
     column = torch.arange(net.L)
+    known_mask = column >= lengths
     end = torch.where(column == lengths, net.eos, net.pad)
-    return torch.where(column < lengths, tokens, end), column >= lengths
+    return torch.where(known_mask, end, tokens), known_mask
 
 # -----------------------------------------------------------------------------
-# Writing
+# What the knobs leave open
+
+def sampler_of(net, name):
+    """ The Sampler that a knob names. ValueError where the network cannot be sampled so. """
+    if name == 'autoregressive':
+        if not net.is_causal:
+            raise ValueError(f'sampler={name}: this run was trained without causal rows '
+                             '(mode=l2t+causal)')
+        return SAMPLERS[name]
+
+    # all others fill masks, and a process may have its own
+    if not net.fills_masks:
+        raise ValueError(f'sampler={name} fills masks: this run was trained for mode=causal alone')
+    table = net.text.samplers or SAMPLERS
+    check_choice('sampler', name, table)
+    return table[name]
+
+
+def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
+    """
+    The Sampler, and SamplingKnobs in which nothing is left open: which sampler, how many steps,
+    which temperature.
+    from_latent, from_text   what is read: a latent, and a text or a part of it
+    must_differ              more than one text of a source is wanted, and they shall differ
+    """
+    # which sampler? From left to right where the run has learned it and no part of the text is
+    # given, or it can do nothing else. Else confidence, which seeks the likeliest text, where
+    # there is something to write from, and ancestral, which draws a sample, where there is not.
+    # Text processes other than MaskedText have samplers of their own: there it is ancestral
+    has_source = from_latent or from_text
+    name = knobs.sampler
+    if not name and net.is_causal and not (from_text and net.fills_masks):
+        name = 'autoregressive'
+    elif not name and net.text.samplers is None and has_source:
+        name = 'confidence'
+    name = name or 'ancestral'
+    sampler = sampler_of(net, name)
+
+    # which temperature? Samplers that do not seek the likeliest text draw from the model: 1. The
+    # others take 0, the likeliest text, where there is something to write from; but where more than
+    # one text of a source is wanted, these shall differ. From left to right a text without a latent
+    # is drawn as well, and drafts need a lower temperature than by diffusion, as each token is
+    # given all that is before it
+    are_drafts = knobs.rerank > 1 and from_latent and not from_text
+    if not sampler.seeks:
+        temperature = 1.0
+    elif are_drafts and sampler.is_causal:
+        temperature = 0.4
+    elif must_differ:
+        temperature = 0.7
+    elif sampler.is_causal and not from_latent:
+        temperature = 1.0
+    else:
+        temperature = 0.0
+    if knobs.temperature is not None:
+        temperature = knobs.temperature
+    steps = knobs.steps or sampler.steps or net.L
+    return sampler, replace(knobs, sampler=name, steps=steps, temperature=temperature)
+
 
 def check_together(net, knobs, sampler):
     """ ValueError for settled knobs that exclude each other. """
@@ -94,9 +156,12 @@ def asked_of_a_row(net, sampler, steps):
         return 1
     if sampler.asks_few:
         # a schedule unmasks up to about twice the mean in a step
-        return min(net.L, -(-2 * net.L // steps))
+        twice = math.ceil(2 * net.L / steps)
+        return min(net.L, twice)
     return net.L
 
+# -----------------------------------------------------------------------------
+# Writing
 
 @torch.inference_mode()
 def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_step=no_callback,
@@ -126,8 +191,7 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
         return out
 
     # which sampler; it gets all knobs, and reads those that are among its own arguments
-    knobs = settle(net, knobs, z is not None, bool(from_text.any()), must_differ)
-    sampler = sampler_of(net, knobs.sampler)
+    sampler, knobs = settle(net, knobs, z is not None, bool(from_text.any()), must_differ)
     check_together(net, knobs, sampler)
     more = {name: value for name, value in vars(knobs).items() if name != 'steps'}
     sample = partial(sampler.function, **more, ends=(net.eos, net.pad))
@@ -138,27 +202,30 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
     propose = make_propose(knobs.temperature, knobs.nucleus)
 
     # guidance, and the caches of keys and values that it takes
-    g = knobs.guidance if z is not None else 0
+    g = 0 if z is None else knobs.guidance
     n_caches = 0
     if sampler.is_causal:
         n_caches = 1 if g in (0, 1) else 2
     n_asked = asked_of_a_row(net, sampler, knobs.steps)
 
     # batch by batch
-    z = None if z is None else net.at_clock(z, knobs.latent_clock)
+    if z is not None and knobs.latent_clock:
+        z = net.at_clock(z, knobs.latent_clock)
+    is_watched = on_step is not no_callback
     out = []
-    for part in net.batches(len(tokens), knobs.sample_batch, n_asked, n_caches,
-                            on_step is not no_callback):
+    for part in net.batches(len(tokens), knobs.sample_batch, n_asked, n_caches, is_watched):
         x = tokens[part].to(net.device)
         noise = Noise(knobs.seed, rows[part])
         denoise = net.given(
             z=None if z is None else z[part].to(net.device),
             s=knobs.latent_clock,
-            null=net.nothing(noise),                                     # drawn once for each text
+            # with g = 1 nothing is asked without the condition. It is drawn once for each text
+            null=None if g == 1 else net.nothing(noise),
             guidance=g,
             inner=None if inner is None else inner[part].to(net.device),
             is_causal=sampler.is_causal)
-        on_step(x)
+        if is_watched:
+            on_step(x)
         x = sample(denoise, propose, net.text, x, known_mask[part], knobs.steps, noise, on_step)
         out.append(x.cpu())
     return torch.cat(out)

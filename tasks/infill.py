@@ -114,7 +114,7 @@ def beams(net, tokens, masked, z, K):
         rows = (first + best // V).flatten()
         x = x[rows]
         x[:, i] = best.flatten() % V
-        cache['reader'].keep(rows)
+        net.keep(cache, rows)
     return x[first.flatten()].cpu()
 
 

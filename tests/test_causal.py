@@ -13,11 +13,13 @@ from data import PackedDataset, Rows
 from diffusion import (CAUSAL, MODES, GaussianLatents, MaskedText, Noising, exact_nll,
                        mode_shares)
 from launch import flags, log, measured, run_together, train_each
+from model import Stream
 from noise import Noise, rows_of
 from processes.gidd import GIDD
-from sampling.knobs import SamplingKnobs, settle, settle_latents
+from sampling.knobs import SamplingKnobs
+from sampling.latents import settle_latents
 from sampling.run import Run
-from sampling.writing import blank, write
+from sampling.writing import blank, settle, write
 from tasks import infill
 from toys import l2t, net_of, random_inputs, random_network
 
@@ -73,6 +75,29 @@ def test_a_cache_gives_the_logits_without_it_and_equal_beginnings_share_a_row_of
                 sources = torch.arange(18) // 3 if z is not None else torch.zeros(18)
                 states = torch.cat([sources[:, None], seen], 1)[goes_on]
                 assert len(cache['reader'].row_of.unique()) == len(states.unique(dim=0))
+
+
+@pytest.mark.parametrize('method', ['modulation', 'project', 'mlp', 'finish'])
+def test_a_change_of_what_a_stream_does_reaches_the_cache(method, monkeypatch):
+    model, (x, z, _, _) = random_network(), random_inputs(V=18)
+    net, zero = net_of(model, eos=18, pad=19), torch.zeros(len(x))
+    seen, unchanged = model.shifted(x, len(x)), getattr(Stream, method)
+
+    def changed(self, *args):
+        found = unchanged(self, *args)
+        return tuple(1.2 * one for one in found) if isinstance(found, tuple) else 1.2 * found
+
+    def logits_of(length):
+        whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=len(x))
+        cache, steps = {}, []
+        for end in range(1, length + 1):
+            steps.append(net.next_logits(seen[:, :end], cache, z, 0.))
+        return whole[:, :length], torch.stack(steps, 1)
+    with torch.no_grad():
+        before, _ = logits_of(6)
+        monkeypatch.setattr(Stream, method, changed)
+        whole, steps = logits_of(6)
+    assert torch.allclose(steps, whole, atol=1e-3) and not torch.allclose(whole, before, atol=1e-2)
 
 
 # ---- its two likelihoods, enumerated: ids 0, 1, EOS 2, PAD 3
@@ -312,7 +337,7 @@ def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from(kind, given,
     lower temperature; a sampler that draws by itself, as that of GIDD, keeps 1. """
     net = net_of(text=GIDD(9) if kind == 'gidd' else None,
                  mode='unconditional+l2t+t2l' + '+causal' * (kind == 'dual'))
-    knobs = settle(net, SamplingKnobs(**asked), **given)
+    _, knobs = settle(net, SamplingKnobs(**asked), **given)
     assert (knobs.sampler, knobs.temperature) == (sampler, temperature)
 
 

@@ -207,7 +207,9 @@ def batch_and_loss(device, dtype):
                       ('text', 'latent'), cond_drop=0., t_min=.1)
     shares = mode_shares('unconditional+l2t+t2l+causal')
     ids = SimpleNamespace(pad=V - 1, eos=V - 2)
-    batch = noising(Rows(tokens, latents, False, 0, 0), shares, ids).to(device)
+    batch = noising(Rows(tokens, latents, False, 0, 0), shares, ids)
+    if device != 'cpu':
+        batch = batch.to(device)
     assert 0 < batch.n_causal < 16
     return batch, Loss(network(device), noising, dtype)
 

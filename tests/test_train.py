@@ -1,9 +1,11 @@
 """ train.py as a process: what it learns, logs, resumes and refuses. """
+import gc
 import json
 import os
 import re
 import shlex
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from base.writing import RUN
 from data import PackedDataset, Rows, lengths
 from diffusion import GaussianLatents, Loss, Losses, MaskedText, Noising, mode_shares
 from launch import ROOT, TINY, Job, cut, log, run, run_each, train, train_each, weights
-from runs.log import statistics, summary
+from runs.log import StepLog, statistics, summary
 from runs.stages import lr_factor, read_schedule, read_stages
 from sampling.run import Run
 
@@ -468,6 +470,30 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     n_real = (rows.tokens != data.pad).sum().item()
     assert n_real < 8 * 32 and entry['text_loss'] == loss.item()
     assert entry['text_nats_per_token'] == pytest.approx(loss.item() * 8 * 32 / n_real)
+
+
+def test_the_log_keeps_sums_of_micro_batches_and_not_the_batches(dataset, tmp_path):
+    data = PackedDataset(str(dataset), 'train')
+    noising = Noising(MaskedText(data.vocab_size), GaussianLatents(data.live), BOTH)
+    config = dict(mode='l2t', text_process='masked', wandb_project='')
+    step_log = StepLog(tmp_path, 'cpu', 1, None, config)
+    kept, sums, zero = [], [], torch.zeros(())
+    for first in (0, 8):
+        rows = Rows(*data.rows(np.arange(first, first + 8)), False, 0, first)
+        batch = noising(rows, mode_shares('l2t'), data)
+        nll = torch.full((len(batch.targets),), 1. + first)
+        losses = Losses(nll.mean(), text_loss=nll.mean(), nll=nll, right=nll > 1)
+        step_log.add(batch, losses)
+        kept += [weakref.ref(batch), weakref.ref(nll)]
+        sums.append(torch.cat(list(statistics(batch, losses).values())))
+        del batch, nll, losses
+    gc.collect()
+    assert [one() for one in kept] == 4 * [None]
+
+    # bad, loss, norm; the loss of each micro-batch; the sums
+    step_log.end_step(zero, zero + 10, zero + 2)
+    assert torch.equal(step_log.steps[0][:5], torch.tensor([0., 10, 2, 1, 9]))
+    assert torch.equal(step_log.steps[0][5:], sums[0] + sums[1])
 
 
 WANDB = """
