@@ -45,7 +45,7 @@ def pytest_configure(config):
 
 
 # the files that take longest begin, so that no worker is left with one at the end
-LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_faults']
+LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_fault_training']
 
 
 def pytest_collection_modifyitems(items):
