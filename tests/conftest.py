@@ -45,7 +45,9 @@ def pytest_configure(config):
 
 
 # the files that take longest begin, so that no worker is left with one at the end
-LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_fault_training']
+LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_fault_signals',
+           'test_fault_numbers', 'test_fault_prepare', 'test_fault_processes', 'test_train',
+           'test_distributed', 'test_clusters']
 
 
 def pytest_collection_modifyitems(items):
@@ -92,6 +94,13 @@ def finished(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'whole'
     result = train(dataset, out)
     assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope='session')
+def finished_by_two(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'two'
+    launch.Job(dataset, out, ranks=2).ends()
     return out
 
 

@@ -1,8 +1,6 @@
-""" The baselines: each process against enumeration of its toy, its reductions, and AR with its
-cache. """
+""" GIDD and HDLM against enumeration of their toys and against their reductions. """
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,18 +8,12 @@ import torch
 import torch.nn.functional as F
 
 import diffusion
-from data import PackedDataset
-from diffusion import MaskedText, exact_nll
-from launch import log, measured, run_each, train_each, weights
-from model import Model, ModelConfig
+from diffusion import MaskedText
 from noise import Noise, rows_of, uniforms
-from processes.clusters import cluster_table
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
-from runs.preflight import flops_of
-from runs.stages import read_stages
-from samplers import autoregressive, make_propose
-from toys import Network, net_of, random_network, toy_run
+from samplers import make_propose
+from toys import Network
 
 V, L = 3, 2
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (9, 2)
@@ -47,23 +39,23 @@ def gauss(n=200):
     return (y ** 5 / total).clamp(max=1 - 1e-13), w * 5 * (y * (1 - y)) ** 4 / total ** 2
 
 
-def law_of_seen(process, t, ids):
+def law_of_seen(process, t):
     """ q_t(z | x) at clock t: (V, ids), by what corrupt does with a fine grid of uniforms. """
-    grid = (torch.arange(400_000, dtype=torch.float64) + .5) / 400_000
-    seen, _ = process.corrupt(torch.arange(V)[:, None].expand(V, len(grid)), torch.full((V,), t),
-                              grid.expand(V, -1))
-    return torch.stack([torch.bincount(row, minlength=ids).double() / len(grid) for row in seen])
+    n = 400_000
+    grid = (torch.arange(n, dtype=torch.float64) + .5) / n
+    tokens = torch.arange(V)[:, None].expand(V, n)
+    seen, _ = process.corrupt(tokens, torch.full((V,), t), grid.expand(V, n))
+    counts = [torch.bincount(row, minlength=n_ids(process)) for row in seen]
+    return torch.stack(counts).double() / n
 
 
 def exact_law(process, t):
     """ q_t(z | x) in closed form, (V, ids). """
+    a, b, m = map(float, process.masses(torch.tensor(t, dtype=torch.float64))[:3])
+    stays, is_mask = a * torch.eye(V, dtype=torch.float64), torch.full((V, 1), m).double()
     if isinstance(process, GIDD):
-        a, b, m, _ = (float(x) for x in process.masses(torch.tensor(t, dtype=torch.float64)))
-        return torch.cat((a * torch.eye(V, dtype=torch.float64) + b,
-                          torch.full((V, 1), m, dtype=torch.float64)), 1)
-    a, c, m, *_ = (float(x) for x in process.masses(torch.tensor(t, dtype=torch.float64)))
-    return torch.cat((a * torch.eye(V, dtype=torch.float64),
-                      torch.full((V, 1), m, dtype=torch.float64), c * cluster_law(process)), 1)
+        return torch.cat((stays + b, is_mask), 1)
+    return torch.cat((stays, is_mask, b * cluster_law(process)), 1)
 
 
 def cluster_law(process):
@@ -72,16 +64,16 @@ def cluster_law(process):
     return process.xi * own + (1 - own) * ((1 - process.xi) / max(process.n_clusters - 1, 1))
 
 
-def states(process):
-    """ Everything that two positions may show, (n, L). """
-    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
-    return torch.tensor(list(itertools.product(range(ids), repeat=L)))
+def n_ids(process):
+    """ How many ids a position may show: tokens, MASK and clusters. """
+    return V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
 
 
 def exact_bound(process, denoiser, nodes=64):
     """ The bound in expectation, nats per text: over texts, over everything that may be seen, over
     t by quadrature. denoiser(t, z (n, L)) -> log p (n, L, V). """
-    total, p, Z = 0.0, text_law(), states(process)
+    total, p = 0.0, text_law()
+    Z = torch.tensor(list(itertools.product(range(n_ids(process)), repeat=L)))
     n, X = len(Z), len(TEXTS)
     x, z = TEXTS[None].expand(n, X, L).flatten(), Z[:, None].expand(n, X, L).flatten()
     for t, w in zip(*gauss(nodes)):
@@ -139,8 +131,7 @@ def test_masses_sum_to_one_and_are_what_corrupt_draws(process):
     assert torch.allclose(shares[:, 0], torch.tensor([1., 0, 0], dtype=torch.float64))
     assert shares[2, 1000] == 1
     for t in (.03, .5, .9):
-        ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
-        assert torch.allclose(law_of_seen(process, t, ids), exact_law(process, t), atol=1e-4)
+        assert torch.allclose(law_of_seen(process, t), exact_law(process, t), atol=1e-4)
 
 
 @pytest.mark.parametrize('process', [*GIDDS[3:], *HDLMS], ids=name_of)
@@ -197,31 +188,41 @@ def test_training_weights_are_dynamic_or_clipped():
     assert torch.allclose(clip, w.clamp(max=2)) and w.max() > 2
 
 
-@pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, 0.), HDLM(V, CLUSTERS),
-                                     HDLM(V, CLUSTERS, 2., .8)],
-                         ids=name_of)
-def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(process):
-    network = Network(lambda tokens, *clocks: some_denoiser(None, tokens))
-    n = 20_000
+FOUR = [GIDD(V, .2), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8)]
+
+
+def texts_and_uniforms(n):
+    """ n texts of the law, and stratified clocks in u[:, 0] with numbers for each position. """
     rows = torch.multinomial(text_law(), n, True, generator=torch.Generator().manual_seed(1))
     u = uniforms(0, 0, 'evaluation', 0, n, 1 + L)
     u[:, 0] = (u[0, 0] + torch.arange(n) / n) % 1
-    draws = process.bound(network, TEXTS[rows], None, None, u)
-    t = u[:, 0]
+    return TEXTS[rows], u
+
+
+@pytest.mark.parametrize('process', FOUR, ids=name_of)
+def test_a_draw_of_the_bound_has_its_enumerated_mean_and_what_is_given_is_not_scored(process):
+    network = Network(lambda tokens, *clocks: some_denoiser(None, tokens))
+    texts, u = texts_and_uniforms(20_000)
+    draws = process.bound(network, texts, None, None, u)
     expected = exact_bound(process, some_denoiser)
-    assert abs(draws.mean() - expected) < 5 * draws.std() / math.sqrt(n), (draws.mean(), expected)
-    given = torch.zeros(n, L, dtype=torch.bool)
-    # what is given is neither noised nor scored
+    error = draws.std() / math.sqrt(len(u))
+    assert abs(draws.mean() - expected) < 5 * error, (draws.mean(), expected)
+    given = torch.zeros_like(texts, dtype=torch.bool)
     given[:, 1] = True
-    assert torch.equal(process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:], given)[0][:, 1],
-                       TEXTS[rows][:, 1])
-    assert process.bound(network, TEXTS[rows], None, None, u, given).mean() < draws.mean()
-    # the loss: hidden is the logits, the head the identity
-    seen, scored = process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:])
+    seen, _ = process.corrupt(texts, u[:, 0], u[:, 1:], given)
+    assert torch.equal(seen[:, 1], texts[:, 1])
+    assert process.bound(network, texts, None, None, u, given).mean() < draws.mean()
+
+
+@pytest.mark.parametrize('process', FOUR, ids=name_of)
+def test_the_loss_is_the_weighted_integrand(process):
+    """ hidden is the logits, the head the identity. """
+    texts, u = texts_and_uniforms(1000)
+    rng = torch.Generator().manual_seed(2)
+    seen, scored = process.corrupt(texts, u[:, 0], u[:, 1:])
     at = scored.flatten().nonzero().squeeze(1)[:500]
-    logits = torch.randn(500, V, generator=torch.Generator().manual_seed(2))
-    x, z, t = TEXTS[rows].flatten()[at], seen.flatten()[at], t[at // L]
-    weight = torch.rand(500, generator=torch.Generator().manual_seed(3))
+    x, z, t = texts.flatten()[at], seen.flatten()[at], u[at // L, 0]
+    logits, weight = torch.randn(len(at), V, generator=rng), torch.rand(len(at), generator=rng)
     loss, value, _ = process.loss(logits, torch.eye(V), x, weight, z, process.loss_coefficients(t))
     exact = process.integrand(logits.double().log_softmax(1), x, z,
                               process.coefficients(t, process.loss_weight))
@@ -263,26 +264,28 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
 def test_float32_on_the_device_gives_what_float64_gives(process):
     """ Bound and loss at clocks from 1e-12 to 1 - 1e-12, of networks that are unsure and sure: the
     mean to 1e-5, each position to 1e-4 and, before its weight, to 1e-5 nats. """
-    n = 3000
-    y, rng = (torch.arange(n, dtype=torch.float64) + .5) / n, torch.Generator().manual_seed(5)
+    n, rng = 3000, torch.Generator().manual_seed(5)
+    y = (torch.arange(n, dtype=torch.float64) + .5) / n
     # as in IntegralProcess.bound
     t = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12)
-    slope, middle = 30 * (y * (1 - y)) ** 2, t.clamp(1e-6, 1 - 1e-6)
+    slope = 30 * (y * (1 - y)) ** 2
     x = torch.randint(300, (n, 1), generator=rng)
-    u = torch.rand(n, 1, dtype=torch.float64, generator=rng)
+    z, scored = process.corrupt(x, t, torch.rand(n, 1, dtype=torch.float64, generator=rng))
+    of_bound = process.coefficients(t, 'bound')
+    of_loss = process.coefficients(t.clamp(1e-6, 1 - 1e-6), process.loss_weight)
     for certainty in (1, 10):
         logits = torch.randn(n, 300, generator=rng)
         logits = certainty * logits.scatter_add_(1, x, torch.full((n, 1), 2.))
-        z, scored = process.corrupt(x, t, u)
-        kinds = ((process.coefficients(t, 'bound'), process.coefficients(t, 'bound').float(),
-                  slope),
-                 (process.coefficients(middle, process.loss_weight), process.loss_coefficients(t),
-                  torch.ones(n)))
-        for exact, rounded, factor in kinds:
-            wide, narrow = ((process.integrand(log_p, x[:, 0], z[:, 0], c) * factor)[scored[:, 0]]
-                            for log_p, c in (
-                (logits.double().log_softmax(1), exact), (logits.log_softmax(1), rounded)))
-            assert rounded.dtype == torch.float32 and abs(narrow.mean() / wide.mean() - 1) < 1e-5
+
+        def values(logits, coefficients, factor):
+            log_p = logits.log_softmax(1)
+            value = process.integrand(log_p, x[:, 0], z[:, 0], coefficients) * factor
+            return value[scored[:, 0]]
+        for exact, rounded, factor in ((of_bound, of_bound.float(), slope),
+                                       (of_loss, process.loss_coefficients(t), torch.ones(n))):
+            assert rounded.dtype == torch.float32
+            wide, narrow = values(logits.double(), exact, factor), values(logits, rounded, factor)
+            assert abs(narrow.mean() / wide.mean() - 1) < 1e-5
             weight = (exact[:, -2:].amax(1) * factor)[scored[:, 0]]
             assert ((narrow - wide).abs() <= 1e-4 * wide.abs() + 1e-5 * weight).all()
 
@@ -303,7 +306,6 @@ def test_where_nothing_is_scored_the_loss_is_0_and_has_a_gradient(process):
 def chain_law(process, denoiser, steps):
     """ Law over TEXTS of the chain, position by position from p(z_s | z_t, x) = q(z_t | z_s)
     q_s(z_s | x) / q_t(z_t | x), with x ~ p(x) q_t(z_t | x): enumerated from the masses alone. """
-    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
     law = {(V,) * L: 1.0}
     times = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
     for t, s in zip(times, times[1:]):
@@ -312,7 +314,7 @@ def chain_law(process, denoiser, steps):
         for z, chance in law.items():
             log_p = denoiser(t, torch.tensor([z]))[0]
             moves = [reverse(process, t, s, q_t, q_s, log_p[i].exp(), z[i]) for i in range(L)]
-            for to in itertools.product(range(ids), repeat=L):
+            for to in itertools.product(range(n_ids(process)), repeat=L):
                 probability = math.prod(moves[i][to[i]].item() for i in range(L))
                 new[to] = new.get(to, 0) + chance * probability
         law = {z: chance for z, chance in new.items() if chance}
@@ -348,15 +350,14 @@ def reverse(process, t, s, q_t, q_s, p, z):
     return weight.sum(0) / weight.sum()
 
 
-def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperature=1.0, rows=None,
-         **knobs):
+def draw(process, n, steps, tokens=None, rows=None, **knobs):
+    """ n texts by some_denoiser, of which what is not MASK is given. """
     def denoise(tokens, t, positions, rows=None):
-        return denoiser(t, tokens).flatten(0, 1)[positions].float()
-    noise = Noise(seed, rows_of(n) if rows is None else rows)
+        return some_denoiser(t, tokens).flatten(0, 1)[positions].float()
+    noise = Noise(0, rows_of(n) if rows is None else rows)
     tokens = torch.full((n, L), V) if tokens is None else tokens
-    given = torch.zeros(n, L, dtype=torch.bool) if given is None else given
     ancestral = process.samplers['ancestral'].function
-    return ancestral(denoise, make_propose(temperature, 1.0), process, tokens, given, steps, noise,
+    return ancestral(denoise, make_propose(1.0, 1.0), process, tokens, tokens != V, steps, noise,
                      **knobs)
 
 
@@ -366,272 +367,48 @@ def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(proce
     n, steps = 60_000, 4
     law = chain_law(process, some_denoiser, steps)
     assert math.isclose(law.sum(), 1, rel_tol=1e-9), 'the last step leaves nothing but tokens'
-    found = draw(process, some_denoiser, n, steps)
+    found = draw(process, n, steps)
     assert found.max() < V
     counts = torch.bincount(found[:, 0] * V + found[:, 1], minlength=V * V).double()
     z = (((counts - n * law) ** 2 / (n * law)).sum() - 8) / 4            # 8 degrees of freedom
     assert z < 10, (counts / n, law)                       # one seed in ten million lies above
 
 
+@pytest.mark.parametrize('knobs', [{}, dict(self_correct=4)])
 @pytest.mark.parametrize('process', [GIDD(V, .5), HDLM(V, CLUSTERS, 1., .8)], ids=name_of)
-def test_a_row_of_a_baseline_is_written_the_same_alone_and_beside_others(process):
-    rows = rows_of(15, 2)
-    tokens = torch.tensor([[V, V], [2, V]]).repeat(15, 1)
-    for knobs in ({}, dict(self_correct=4)):
-        def written(part):
-            x = tokens[part]
-            return draw(process, some_denoiser, len(x), 5, given=x != V, tokens=x, rows=rows[part],
-                        **knobs)
-        alone = [written(slice(i, i + 1)) for i in range(30)]
-        assert torch.equal(written(slice(None)), torch.cat(alone))
+def test_a_row_is_written_alone_as_beside_others_and_what_is_given_is_never_touched(process, knobs):
+    rows, tokens = rows_of(100, 2), torch.tensor([[V, V], [2, V]]).repeat(100, 1)
+
+    def written(part):
+        return draw(process, len(tokens[part]), 5, tokens[part], rows[part], **knobs)
+    together = written(slice(None))
+    assert (together < V).all() and (together[1::2, 0] == 2).all()
+    alone = [written(slice(i, i + 1)) for i in range(30)]
+    assert torch.equal(together[:30], torch.cat(alone))
 
 
-def test_given_tokens_are_never_touched_by_baseline_samplers():
-    tokens = torch.tensor([[2, V]]).repeat(200, 1)
-    for process in (GIDD(V, .5), HDLM(V, CLUSTERS, 1., .8)):
-        out = draw(process, some_denoiser, 200, 8, given=tokens != V, tokens=tokens)
-        assert (out[:, 0] == 2).all() and (out < V).all()
-    out = draw(GIDD(V, .5), some_denoiser, 200, 8, given=tokens != V, tokens=tokens, self_correct=5)
-    assert (out[:, 0] == 2).all() and (out < V).all()
+def correct(rows_of_logits, tokens, rounds, rows):
+    """ Tokens after rounds of self-correction by a network that says this of the two positions. """
+    def denoise(tokens, t, positions):
+        return torch.tensor(rows_of_logits).repeat(len(tokens), 1)[positions]
+    none = torch.zeros_like(tokens, dtype=torch.bool)
+    return GIDD(V, .2).correct(denoise, tokens, none, rounds, Noise(0, rows))
 
 
 def test_self_correction_takes_what_the_network_prefers_and_stops():
-    process, tokens = GIDD(V, .2), torch.tensor([[0, 2], [1, 2], [1, 1]])
-
-    # wants (0, 2), whatever it sees
-    def denoise(tokens, t, positions):
-        return torch.tensor([[5., 0, 0], [0, 0, 5.]]).repeat(len(tokens), 1)[positions]
-    noise = Noise(0, rows_of(3))
-    free = torch.zeros(3, 2, dtype=torch.bool)
-    rounds = [process.correct(denoise, tokens, free, n, noise) for n in (10, 2, 1)]
-    assert rounds[0].tolist() == rounds[1].tolist() == [[0, 2]] * 3
-    changed = (rounds[2] != tokens).sum(1)
-    assert changed.tolist() == [0, 1, 1] and (rounds[2] != rounds[0]).sum(1).tolist() == [0, 0, 1]
+    tokens = torch.tensor([[0, 2], [1, 2], [1, 1]])
+    wants_0_2 = [[5., 0, 0], [0, 0, 5.]]
+    one, two, ten = (correct(wants_0_2, tokens, n, rows_of(3)) for n in (1, 2, 10))
+    assert ten.tolist() == two.tolist() == [[0, 2]] * 3
+    assert (one != tokens).sum(1).tolist() == [0, 1, 1], 'one position of each text in a round'
+    assert (one != ten).sum(1).tolist() == [0, 0, 1]
 
     # a text that has once drawn no change is done, whatever the others draw
-    def drawn_by_half(tokens, t, positions):
-        return torch.tensor([[0., .01, -9], [9, 0, 0]]).repeat(len(tokens), 1)[positions]
-    x, rows = torch.zeros(40, 2, dtype=torch.int64), rows_of(40)
-    free = torch.zeros(40, 2, dtype=torch.bool)
-    together = process.correct(drawn_by_half, x, free, 6, Noise(0, rows))
-    alone = [process.correct(drawn_by_half, x[:1], free[:1], 6, Noise(0, rows[i:i + 1]))
-             for i in range(40)]
+    by_half, rows = [[0., .01, -9], [9, 0, 0]], rows_of(40)
+    x = torch.zeros(40, 2, dtype=torch.int64)
+    together = correct(by_half, x, 6, rows)
+    alone = [correct(by_half, x[:1], 6, rows[i:i + 1]) for i in range(40)]
     assert torch.equal(together, torch.cat(alone)) and 5 < (together[:, 0] == 1).sum() < 35
 
     # a draw of what is less likely is no reason to move
-    def nearly_even(tokens, t, positions):
-        return torch.tensor([[.04, 0, -9], [.04, 0, -9]]).repeat(len(tokens), 1)[positions]
-    liked = torch.zeros(50, 2, dtype=torch.int64)
-    assert torch.equal(process.correct(nearly_even, liked, torch.zeros(50, 2, dtype=torch.bool), 5,
-                                       Noise(0, rows_of(50))), liked)
-
-
-def test_what_is_known_beside_is_weighed_in_before_the_filter():
-    logits = torch.tensor([[9., 8., 0., 0.]]).repeat(1000, 1)
-    tilt = torch.tensor([[0., 0, .2, .8]]).repeat(1000, 1)
-    u = torch.rand(1000, 2)
-    for temperature, nucleus in ((1., 1.), (1., .9), (.05, 1.), (0., 1.)):
-        found = make_propose(temperature, nucleus)(logits, u, tilt)
-        assert (found >= 2).all(), (temperature, nucleus)
-    found = make_propose(1., 1.)(logits, u, tilt)
-    assert abs((found == 3).double().mean() - .8) < .07
-
-
-# ---- autoregressive
-
-def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
-    eos, pad = 18, 19
-    tokens = torch.tensor([[4, 5, 6, eos, pad, pad], [7, 8, 9, 10, 11, eos]])
-    model = random_network(streams=('text',), text_clock=False)
-    assert model.shifted(tokens, 2).tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]]
-    logp = model(tokens, None, None, None, n_causal=2)[0].detach().log_softmax(2)
-    by_hand = [-sum(logp[i, j, tokens[i, j]] for j in range(n)) for i, n in enumerate((4, 6))]
-    assert torch.allclose(exact_nll(model, tokens, None, None),
-                          torch.tensor(by_hand, dtype=torch.float64), atol=1e-4)
-
-
-def test_only_the_end_of_a_text_can_be_written_from_left_to_right():
-    tokens = torch.tensor([[1, 20, 3, 18]])
-    run = toy_run(net_of(eos=18, pad=19))
-    with pytest.raises(ValueError, match='at its end'):
-        run.check_ends_in_gaps(tokens, tokens != 20)
-
-    # an EOS that need not be the last id but one
-    run = toy_run(net_of(eos=7, pad=19))
-    tokens = torch.tensor([[1, 20, 7, 19]])
-    run.check_ends_in_gaps(tokens, tokens != 20)
-
-
-def test_what_is_known_behind_a_gap_stays_and_is_not_seen_when_the_gap_is_filled():
-    read = []
-    tokens = torch.tensor([[1, 20, 3, 20, 20, 20, 20, 20, 20, 5]])
-    known = tokens != 20
-
-    def denoise(tokens, t, positions):
-        read.append(tokens[0].tolist())
-        x = torch.tensor([4 if tokens.shape[1] < 5 else 7])              # then the EOS
-        return F.one_hot(x, 20).float()
-    out = autoregressive(denoise, make_propose(0, 1), MaskedText(20), tokens, known, 0,
-                         Noise(0, rows_of(1)), ends=(7, 19))
-    assert out.tolist() == [[1, 4, 3, 4, 7, 19, 19, 19, 19, 5]]
-    assert read[:2] == [[20, 1], [20, 1, 4, 3]]
-
-
-def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_but_one():
-    """ cl100k_base has 19 ids above its EOS, which are never written. """
-    states = []
-    blank = torch.full((2, 16), 20)
-
-    def denoise(tokens, t, positions):
-        x = torch.tensor([[3, 7, 5], [4, 6, 7]])[:, min(tokens.shape[1] - 1, 2)]
-        return F.one_hot(x, 20).float()
-    out = autoregressive(denoise, make_propose(0, 1), MaskedText(20), blank, blank < 0, 0,
-                         Noise(0, rows_of(2)), lambda x, *_: states.append(x), ends=(7, 19))
-    assert out.tolist() == [[3, 7] + [19] * 14, [4, 6, 7] + [19] * 13] and len(states) == 3
-
-
-# ---- clusters
-
-class Sentences:
-    """ One of five subjects, one of five verbs, one of five places, EOS, as PackedDataset has it.
-    """
-    vocab_size, eos, pad, n_shards = 17, 15, 16, 1
-
-    def __init__(self):
-        draw = torch.randint(0, 5, (5000, 3), generator=torch.Generator().manual_seed(0))
-        self.words = draw + torch.tensor([0, 5, 10])
-
-    def __len__(self):
-        return len(self.words)
-
-    def rows(self, indices):
-        words = self.words[torch.as_tensor(list(indices))]
-        return F.pad(F.pad(words, (0, 1), value=self.eos), (0, 1), value=self.pad), None
-
-    def shard(self, i):
-        return SimpleNamespace(tokens=self.words.flatten().numpy(), offsets=np.arange(0, 15_001, 3),
-                               check_ids=lambda tokens: None)
-
-
-def test_words_that_keep_the_same_company_share_a_cluster():
-    which = cluster_table('', Sentences(), 4).tolist()
-    assert [len(set(which[i:i + 5])) for i in (0, 5, 10)] == [1, 1, 1]
-    assert len(set(which)) == 4 and which[16] == which[15]
-
-    # an EOS that is another id than the last but one
-    data = Sentences()
-    for data.eos in (2, 7, 12):
-        which = cluster_table('', data, 4).tolist()
-        assert which[16] == which[data.eos]
-
-
-def test_clusters_come_from_a_run_and_anything_else_is_one_line(baselines, dataset, tmp_path):
-    data = PackedDataset(dataset, 'train')
-    V, ar = data.vocab_size, str(baselines / 'ar')
-    assert cluster_table(ar, data, 7).unique().tolist() == list(range(7))
-    for source, C, message in ((str(tmp_path / 'none'), 4, 'no run in'), (ar, V, 'expected 1 to')):
-        with pytest.raises(ValueError, match=message):
-            cluster_table(source, data, C)
-
-
-def test_the_floating_point_operations_count_the_head_where_a_text_is_scored():
-    """ Of a masked text a mean of M(t), of GIDD's all; six of a matrix, three products. """
-    shares = [(MaskedText(50), 1 / 2), (MaskedText(50, 'cosine'), 2 / math.pi),
-              (GIDD(50), 1), (HDLM(50, torch.arange(50) % 8, gamma=3.), 3 / 4)]
-    with torch.device('meta'):
-        sketch = Model(ModelConfig(vocab_size=50, seq_len=16, width=32, heads=2, depth=1,
-                                   streams=('text',)))
-    stage, = read_stages('unconditional', '', ('text',), 9, 16)
-    least = flops_of(sketch, 64, stage, shares[0][0])
-    for process, share in shares:
-        found = flops_of(sketch, 64, stage, process) - least
-        head = 6 * 64 * 16 * 50 * 32
-        assert found / head == pytest.approx(share - 1 / 2, abs=.005), process
-
-
-# ---- the scripts
-
-OVERLAYS = {'ar': [], 'ar_prefix': [], 'mdlm': [], 'latent_dit': [], 'gidd': [],
-            'hdlm': ['--clusters=8']}
-
-
-@pytest.fixture(scope='module')
-def baselines(dataset, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('baselines')
-    train_each(dataset, {folder / name: [f'config/{name}.py', *more]
-                         for name, more in OVERLAYS.items()})
-    return folder
-
-
-def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
-    runs = {name: baselines / name for name in OVERLAYS}
-    small = ['--device=cpu', '--dtype=float32']
-    commands = [['sample.py', f'--out_dir={runs[name]}', '--num_samples=2', '--steps=4', *small]
-                for name in ('ar', 'mdlm', 'latent_dit', 'gidd', 'hdlm')]
-    commands += [['sample.py', f'--out_dir={runs["ar_prefix"]}', '--text=a red dog runs',
-                  '--guidance=1.5', '--rerank=2', *small],
-                 ['sample.py', f'--out_dir={runs["ar"]}', '--mode=infill', '--text=a red [MASK:*]',
-                  *small],
-                 ['sample.py', f'--out_dir={runs["gidd"]}', '--mode=infill', '--text=a [MASK] dog',
-                  '--steps=4', '--self_correct=3', *small]]
-    commands += [['evaluate.py', f'--out_dir={runs["latent_dit"]}', '--n=6', '--draws=2', *small],
-                 ['sample.py', f'--out_dir={runs["hdlm"]}', '--watch=true', '--nucleus=.5',
-                  '--steps=4', *small]]
-    commands += [['evaluate.py', f'--out_dir={runs[name]}', '--tasks=' + tasks, '--n=6',
-                  '--draws=2', '--steps=4',
-                  f'--scorer={runs["ar"]}', *small]
-                 for name, tasks in (('ar', 'nelbo,text'), ('mdlm', 'nelbo,text'),
-                                     ('hdlm', 'nelbo,text'),
-                                     ('gidd', 'nelbo,text'))]
-    for command, (code, out, err) in zip(commands, run_each(*commands)):
-        assert code == 0, (command, err)
-        assert '[MASK]' not in out.split('->')[-1], command
-    found = measured(runs['gidd'])
-    assert {'nelbo/nats_per_token', 'text/gen_ppl', 'text/ms'} <= set(found)
-
-
-def test_a_run_begun_from_another_keeps_its_clusters(baselines, dataset, tmp_path):
-    mixed = ['--streams=text,latent', '--mode=unconditional+l2t+t2l', '--cond_drop=.3']
-    hdlm = ['config/hdlm.py', '--clusters=8']
-    other = [f'--clusters_from={baselines}/ar', f'--init_from={baselines}/hdlm']
-    train_each(dataset, {tmp_path / 'hdlm': [*hdlm, *mixed],
-                         tmp_path / 'gidd': ['config/gidd.py', *mixed],
-                         tmp_path / 'next': [*hdlm, *other]})
-    for name in ('hdlm', 'gidd'):
-        assert all(entry.get('skipped', 0) == 0 for entry in log(tmp_path / name).values())
-    assert torch.equal(weights(tmp_path / 'next')['cluster_of'],
-                       weights(baselines / 'hdlm')['cluster_of'])
-
-
-def test_a_run_with_clusters_goes_on_bit_for_bit(dataset, tmp_path):
-    args = ['config/hdlm.py', '--clusters=8', '--min_lr=1']
-    train_each(dataset, {tmp_path / 'run': [*args, '--max_iters=4']})
-    train_each(dataset, {tmp_path / name: [*args, '--max_iters=8'] for name in ('whole', 'run')})
-    assert log(tmp_path / 'run') == log(tmp_path / 'whole')
-    whole, run = (weights(tmp_path / name) for name in ('whole', 'run'))
-    assert all(torch.equal(whole[key], run[key]) for key in whole)
-
-
-def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
-    wrong = [(['config/ar.py', '--text_process=gidd'], 'causal rows'),
-             (['--mode=l2t+causal', '--text_process=atat'], 'causal rows'),
-             (['--masking=inverse'], 'text_process=atat'),
-             (['config/hdlm.py', '--text_loss_weight=uniform'], 'bound alone'),
-             (['--text_loss_weight=dynamic'], 'choose from'),
-             (['config/gidd.py', '--text_schedule=cosine'], 'masked text'),
-             (['config/gidd.py', '--streams=latent'], 'has no text')]
-    commands = [['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/x', *args]
-                for args, _ in wrong]
-    sampling = [(['ar', '--sampler=confidence'], 'causal alone'),
-                (['mdlm', '--self_correct=3'], 'takes back'),
-                (['hdlm', '--block_size=4'], 'masked text')]
-    commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args]
-                 for (name, *args), _ in sampling]
-    evaluating = [(['ar', '--tasks=infill'], 'no infill'),
-                  (['latent_dit', '--tasks=unconditional'], 'no unconditional'),
-                  (['mdlm', f'--scorer={baselines / "mdlm"}'], 'left to right')]
-    commands += [['evaluate.py', f'--out_dir={baselines / name}', '--device=cpu', '--n=4', *args]
-                 for (name, *args), _ in evaluating]
-    messages = [message for _, message in wrong + sampling + evaluating]
-    for command, message, (code, _, err) in zip(commands, messages, run_each(*commands)):
-        assert code == 2 and message in err and err.strip().count('\n') == 0, (command, code, err)
+    assert torch.equal(correct([[.04, 0, -9]] * 2, x, 5, rows), x)
