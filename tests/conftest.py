@@ -46,7 +46,9 @@ def pytest_configure(config):
 
 
 # the files that take longest begin, so that no worker is left with one at the end
-LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_faults']
+LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_fault_signals',
+           'test_fault_numbers', 'test_fault_prepare', 'test_fault_processes', 'test_train',
+           'test_distributed', 'test_clusters']
 
 
 def pytest_collection_modifyitems(items):
@@ -116,6 +118,12 @@ def mixed(dataset, tmp_path_factory):
 def of_mixed(mixed):
     """ It, from Python. """
     return Run(str(mixed), device='cpu', dtype='float32')
+
+
+def finished_by_two(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'two'
+    launch.Job(dataset, out, ranks=2).ends()
+    return out
 
 
 # ---- docs/extending.md

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -30,9 +31,9 @@ from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTENDING = 'docs/extending.md'
-TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8',
-        '--max_iters=12', '--log_interval=1', '--eval_interval=4', '--eval_rows=16',
-        '--warmup_iters=2', '--device=cpu', '--dtype=float32', '--dropout=0.1']
+TINY = '''--depth=2 --width=32 --heads=2 --latent_tokens=2 --batch_size=8 --dropout=0.1
+          --max_iters=12 --log_interval=1 --eval_interval=4 --eval_rows=16 --warmup_iters=2
+          --device=cpu --dtype=float32'''.split()
 
 MAY_LACK = 'this machine lacks'        # begins the reason of a skip that make gpu lets pass
 
@@ -162,8 +163,14 @@ def run_code(code, *args, cwd=ROOT, fresh=False, **env):
     return finished(code, ['-c', *args], cwd=cwd, env=env)
 
 
+def flags_of(dataset, out, args):
+    """ Those of a training: TINY, and args, each of which may hold several as one types them. """
+    more = shlex.split(' '.join(args))
+    return [f'--dataset={dataset}', f'--out_dir={out}', *TINY, *more]
+
+
 def train(dataset, out, *args, **kw):
-    return run('train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args, **kw)
+    return run('train.py', *flags_of(dataset, out, args), **kw)
 
 
 def train_each(dataset, runs):
@@ -186,9 +193,14 @@ def assert_refused(result, *words):
 
 
 def run_each(*commands, env=(), **kw):
-    """ (exit code, stdout, stderr) of each [script, *args], one after the other. """
-    results = [run(*command, env={**os.environ, **dict(env)}, **kw) for command in commands]
-    return [(result.returncode, result.stdout, result.stderr) for result in results]
+    """ (exit code, stdout, stderr) of each command, one after the other: [script, *args], or a line
+    as one types it. """
+    found = []
+    for command in commands:
+        words = shlex.split(command) if isinstance(command, str) else command
+        result = run(*words, env={**os.environ, **dict(env)}, **kw)
+        found.append((result.returncode, result.stdout, result.stderr))
+    return found
 
 
 TOGETHER = """
@@ -260,7 +272,7 @@ class Job:
                  script='train.py'):
         port = free_port()
         if script == 'train.py':
-            args = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]
+            args = flags_of(dataset, out, args)
         code = f"""
 import os, runpy, sys
 {before}
@@ -300,6 +312,23 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
         finally:
             for p in self.processes:
                 p.kill()
+
+    def ends(self, *codes):
+        """ This job, once it has ended as expected: with these codes, one of each rank, or with one
+        of all ranks; by default with 0. """
+        expected = list(codes or [0])
+        if len(expected) == 1:
+            expected *= len(self.processes)
+        found = self.wait()
+        assert found == expected, (found, [self.err(rank) for rank in range(len(found))])
+        return self
+
+    def error(self):
+        """ The one line of an error on stderr of rank 0, which shows no traceback. """
+        err = self.err()
+        line, = [line for line in err.splitlines() if line.startswith('error')]
+        assert 'Traceback' not in err
+        return line
 
 
 # ---- prepare.py, in this process
@@ -346,6 +375,7 @@ def cut(whole, out, step):
         shutil.copytree(whole / name, out / name)
     for name in ('config.json', 'lock'):
         shutil.copy(whole / name, out)
+    return out
 
 
 def weights(out, kind='model'):

@@ -1,55 +1,19 @@
 """ The two processes against enumeration, closed forms and float64. """
-import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from diffusion import MODES, GaussianLatents, MaskedText, NoisyText, draw_clocks, mode_shares
-from noise import Noise, normals, rows_of, uniforms
-from sampling.solvers import SOLVERS, x0_and_e
-from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
+from diffusion import (MODES, GaussianLatents, MaskedText, NoisyText, draw_clocks, exact_nll,
+                       mode_shares)
+from sampling.solvers import x0_and_e
+from toys import (TEXTS, L, V, Toy, exact_bound, optimal_denoiser, random_denoiser,
+                  random_network)
 
 SCHEDULES = ['loglinear', 'cosine']
-PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('vp', 'rest'),
-             ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]
 
 
-# ---- noise and clocks
-
-def test_uniforms_of_a_row_are_the_same_whatever_the_split():
-    whole = uniforms(3, 7, 'mask', 0, 12, 5)
-    assert torch.equal(whole, torch.cat([uniforms(3, 7, 'mask', i, 4, 5) for i in (0, 4, 8)]))
-    for other in (uniforms(4, 7, 'mask', 0, 12, 5), uniforms(3, 8, 'mask', 0, 12, 5),
-                  uniforms(3, 7, 'latent', 0, 12, 5)):
-        assert not torch.isclose(whole, other).any()
-    assert torch.equal(normals(3, 7, 'latent', 0, 6, 2, 3)[4:], normals(3, 7, 'latent', 4, 2, 2, 3))
-
-
-def test_samples_have_numbers_of_their_own_and_one_generator_gives_all(monkeypatch):
-    """ To make a generator for each row takes longer than a call of a small network on a GPU. """
-    rows = rows_of(50, 3)[torch.randperm(150, generator=torch.Generator().manual_seed(0))]
-    apart = [Noise(3, rows[i:i + 1]).uniforms('token', 5) for i in range(len(rows))]
-    made = []
-    make = np.random.Philox
-    monkeypatch.setattr(np.random, 'Philox', lambda **kw: made.append(kw) or make(**kw))
-    together = Noise(3, rows).uniforms('token', 5)
-    assert len(made) == 1 and torch.equal(together, torch.cat(apart))
-    assert len(together.unique()) == together.numel()
-    first = together[rows[:, 1] == 0][rows[rows[:, 1] == 0, 0].argsort()]
-    assert torch.equal(first, uniforms(3, 0, 'token', 0, 50, 5))
-
-
-def test_uniforms_and_normals_have_the_right_law():
-    u = uniforms(0, 0, 'mask', 0, 1000, 1000)
-    assert 0 < u.min() and u.max() < 1
-    counts = torch.histc(u, 100, 0, 1)
-    assert ((counts - 1e4) ** 2 / 1e4).sum() < 99 + 6 * math.sqrt(2 * 99)
-    z = normals(0, 1, 'latent', 0, 1000, 10, 100).double()
-    assert z.mean().abs() < 5e-3 and (z.var() - 1).abs() < 7e-3
-    assert ((z ** 4).mean() - 3).abs() < .05
-
+# ---- clocks
 
 def test_each_clock_is_exactly_uniform_over_steps():
     draws = [draw_clocks(0, step, 0, 8, mode_shares('unconditional'), t_min=0.)
@@ -81,24 +45,23 @@ def test_every_contiguous_slice_of_clocks_is_stratified_and_the_same_for_every_s
 def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
     shares = mode_shares(mode)
     c = draw_clocks(0, 0, 0, 4096, shares, cond_drop=.25)
-    names = list(shares)
-    for i, name in enumerate(names):
+    for i, (name, share) in enumerate(shares.items()):
         rows = c.mode == i
-        assert abs(rows.double().mean() - shares[name]) < 2e-3, 'rows are not shared by weight'
+        assert abs(rows.double().mean() - share) < 2e-3, 'rows are not shared by weight'
         if not rows.any():
             continue
-        t_text, t_latent = c.t_text[rows], c.t_latent[rows]
         assert (c.text_on[rows] == MODES[name][2]).all()
         assert (c.latent_on[rows] == MODES[name][3]).all()
-        if name == 'unconditional':
-            assert abs(t_text.mean() - .5) < .02 and abs(t_latent.mean() - .5) < .02
-            assert (t_text < 1).all()
+        drawn, given = c.t_text[rows], c.t_latent[rows]
+        if name == 't2l':
+            drawn, given = given, drawn
+        if name == 'causal':
+            assert (drawn == 0).all(), 'a causal text is never noised'
         else:
-            given, drawn = (t_text, t_latent) if name == 't2l' else (t_latent, t_text)
-            if name == 'causal':
-                assert (drawn == 0).all(), 'a causal text is never noised'
-            else:
-                assert abs(drawn.mean() - .5) < .02
+            assert abs(drawn.mean() - .5) < .02
+        if name == 'unconditional':
+            assert abs(given.mean() - .5) < .02 and (drawn < 1).all()
+        else:
             assert abs((given == 1).double().mean() - .25) < .02, 'share of dropped conditions'
             assert ((given == 1) | (given == 0)).all(), 'what is given is clean, or is dropped'
 
@@ -141,16 +104,26 @@ def test_the_two_text_bounds_agree_and_meet_the_entropy_only_for_the_optimal_den
     assert exact_bound(p, random_denoiser(), 'count') > entropy + .1
 
 
-@pytest.mark.parametrize('schedule', SCHEDULES)
-def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedule):
+@pytest.fixture(params=SCHEDULES)
+def estimated(request):
+    """ A process, a network that is a table, texts of a law, and the bound of the network, nats
+    per text. """
     p, table = optimal_denoiser()[0], random_denoiser()
-    exact, text = exact_bound(p, table, 'count'), MaskedText(V, schedule)
-    toy, B = Toy(table), 40_000
     torch.manual_seed(0)
-    states = torch.tensor(list(itertools.product(range(V), repeat=L)))
-    tokens = states[torch.multinomial(p, B, replacement=True)]
+    tokens = TEXTS[torch.multinomial(p, 40_000, replacement=True)]
+    return MaskedText(V, request.param), Toy(table), tokens, exact_bound(p, table, 'count')
+
+
+def test_the_evaluated_bound_estimates_the_enumerated_one(estimated):
+    text, toy, tokens, exact = estimated
+    B = len(tokens)
     draws = text.bound(toy, tokens, None, None, torch.rand(B, 1 + L))
     assert abs(draws.mean() - exact) < 5 * draws.std() / math.sqrt(B)
+
+
+def test_the_training_loss_estimates_the_enumerated_bound(estimated):
+    text, toy, tokens, exact = estimated
+    B = len(tokens)
     t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
     weight = text.bound_weight(t)[:, None].expand(B, L)
@@ -161,6 +134,17 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert loss.item() == pytest.approx((weight * nll).sum().item())
     per_row = torch.zeros(B).index_add_(0, positions // L, weight * nll) * B * L
     assert abs(loss.item() * L - exact) < 5 * per_row.std() / math.sqrt(B)
+
+
+def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
+    eos, pad = 18, 19
+    tokens = torch.tensor([[4, 5, 6, eos, pad, pad], [7, 8, 9, 10, 11, eos]])
+    model = random_network(streams=('text',), text_clock=False)
+    assert model.shifted(tokens, 2).tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]]
+    logp = model(tokens, None, None, None, n_causal=2)[0].detach().log_softmax(2)
+    nats = -logp.gather(2, tokens[:, :, None]).squeeze(2)                # (2, 6)
+    expected = torch.stack([nats[0, :4].sum(), nats[1].sum()]).double()
+    assert torch.allclose(exact_nll(model, tokens, None, None), expected, atol=1e-4)
 
 
 def test_the_likeliest_token_is_right_and_a_latent_without_a_loss_passes_no_nan():
@@ -176,20 +160,6 @@ def test_the_likeliest_token_is_right_and_a_latent_without_a_loss_passes_no_nan(
 
 
 # ---- Gaussian latents
-
-@pytest.mark.parametrize('schedule, target', PROCESSES)
-def test_conversions_round_trip_wherever_they_are_defined(schedule, target):
-    latent = GaussianLatents(torch.ones(5), schedule, target)
-    t = torch.linspace(0, 1, 11)
-    if target in ('x0', 'rest'):
-        t = t[1:]
-    if target == 'eps':
-        t = t[:-1]
-    z, e = torch.randn(len(t), 1, 5), torch.randn(len(t), 1, 5)
-    z_t, e = latent.corrupt(z, t, e)
-    x0, e_hat = x0_and_e(latent, latent.target_of(z, e, t), z_t, t)
-    assert torch.allclose(x0, z, atol=2e-5) and torch.allclose(e_hat, e, atol=2e-5)
-
 
 def test_both_ends_of_the_latent_schedules_are_exact_in_float32():
     for schedule in ('vp', 'rf'):
@@ -214,53 +184,3 @@ def test_dead_dimensions_carry_no_noise_no_loss_and_come_back_as_zero():
     loss = [latent.loss(o, torch.zeros(4, 1, 3), torch.ones(4))[0].item() for o in (out, other)]
     assert loss[0] == loss[1] == pytest.approx((out * live).square().sum().item() / (4 * 2))
     assert all((x[..., 1] == 0).all() for x in x0_and_e(latent, out, z_t, torch.full((4,), .5)))
-
-
-# data N(mu, diag(var)) has a known denoiser: x0 = mu + a var (z_t - a mu) / (a^2 var + s^2)
-MU, VAR = torch.tensor([1., -2.], dtype=torch.float64), torch.tensor([.25, 4.], dtype=torch.float64)
-
-
-def known_denoiser(latent):
-    def denoise(z, t):
-        a, s = latent.alpha_sigma(t)
-        x0 = MU + a * VAR * (z - a * MU) / (a * a * VAR + s * s)
-        return x0, (z - a * x0) / s
-    return denoise
-
-
-def solve(latent, solver, z, times, generator=None):
-    memory, step = {}, SOLVERS[solver]
-    times = torch.as_tensor(times, dtype=torch.float64)
-    for t, s in zip(times, times[1:]):
-        def noise():
-            return torch.randn(z.shape, generator=generator, dtype=z.dtype)
-        z = step(latent, z, t, s, known_denoiser(latent), memory, noise)
-    return z
-
-
-@pytest.mark.parametrize('schedule', ['vp', 'rf'])
-@pytest.mark.parametrize('solver', SOLVERS)
-def test_each_solver_reaches_mean_and_covariance_of_gaussian_data(schedule, solver):
-    g = torch.Generator().manual_seed(0)
-    z = torch.randn(20_000, 1, 2, generator=g, dtype=torch.float64)
-    out = solve(GaussianLatents(torch.ones(2), schedule), solver, z, torch.linspace(1, 0, 201),
-                g)[:, 0]
-    assert out.isfinite().all()
-    assert torch.allclose(out.mean(0), MU, atol=.08)
-    assert torch.allclose(out.T.cov(), torch.diag(VAR), atol=.25)
-
-
-@pytest.mark.parametrize('schedule', ['vp', 'rf'])
-@pytest.mark.parametrize('solver, order', [('ddim', 1), ('dpmpp_2m', 2), ('heun', 2)])
-def test_solvers_converge_to_the_exact_flow_at_their_order(schedule, solver, order):
-    latent = GaussianLatents(torch.ones(2), schedule)
-    ends = torch.tensor([.95, .05], dtype=torch.float64)
-    a, s = latent.alpha_sigma(ends)
-    # the flow keeps w = (z - a mu) / sd
-    w = torch.tensor([[[1., -1.]], [[.5, 2.]]], dtype=torch.float64)
-    start, end = (a[i] * MU + (a[i] ** 2 * VAR + s[i] ** 2).sqrt() * w for i in (0, 1))
-    n = [16, 32, 64, 128]
-    errors = [(solve(latent, solver, start, torch.linspace(.95, .05, k + 1, dtype=torch.float64))
-               - end).abs().max().item() for k in n]
-    slope = -np.polyfit(np.log(n), np.log(errors), 1)[0]
-    assert abs(slope - order) < .25, (slope, errors)

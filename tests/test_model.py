@@ -67,38 +67,44 @@ def test_without_a_text_clock_the_text_clock_changes_nothing():
     assert not torch.equal(model(x, z, t, s)[0], model(x, z, t, s * 0)[0])
 
 
-CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5,
-               depth=3, heads=4, width=20, latent_width=8,
+CHANGES = dict(vocab_size=21, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
                mlp_ratio=2.0, shift=True, streams=('text',), bag=True, shortcut=True,
                text_clock=False, spatial=True, dropout=.5)
+SIZES = ('seq_len', 'latent_dim', 'n_latents')             # of the input
+OTHERS = ('importance', 'clusters')
 
 
-@pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
+def test_every_model_knob_is_tried():
+    fields = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert fields == {*CHANGES, *SIZES, *OTHERS}
+
+
+@pytest.mark.parametrize('knob', CHANGES)
 def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(knob):
     args = inputs(N=4)
-    # sizes of the input: another one no longer fits
-    if knob in ('seq_len', 'latent_dim', 'n_latents'):
-        with pytest.raises((RuntimeError, ValueError)):
-            randomised(n_latents=4, **{knob: 3} if knob != 'n_latents'
-                       else {})(*args) if knob != 'n_latents' else randomised()(*args)
-        return
-    # its network reads the text, and only masking reads it
-    if knob == 'importance':
-        assert randomised(n_latents=4, importance='learned').importance(args[0])[1].std() > .01
-        return
-    # more ids are read, none is written
-    if knob == 'clusters':
-        x, *rest = args
-        model = randomised(n_latents=4, clusters=3)
-        outs = [model(torch.where(x == 20, 21 + k, x), *rest)[0] for k in range(3)]
-        assert (outs[0] - outs[1]).abs().max() > 1e-3 and (outs[1] - outs[2]).abs().max() > 1e-3
-        assert outs[0].shape[2] == 20
-        return
-    # the latents', else the text's
-    out = 1 if knob.startswith('bag') else 0
+    out = 1 if knob == 'bag' else 0                        # the latents', else the text's
     base = randomised(n_latents=4)(*args)[out]
     other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[out]
     assert base.shape != other.shape or (base - other).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize('knob', SIZES)
+def test_inputs_of_another_size_do_not_fit(knob):
+    with pytest.raises((RuntimeError, ValueError)):
+        randomised(**{'n_latents': 4, knob: 3})(*inputs(N=4))
+
+
+def test_a_learned_importance_differs_from_token_to_token():
+    model = randomised(n_latents=4, importance='learned')
+    assert model.importance(inputs()[0])[1].std() > .01
+
+
+def test_clusters_are_read_and_never_written():
+    x, *rest = inputs()
+    model = randomised(clusters=3)
+    outs = [model(torch.where(x == 20, 21 + k, x), *rest)[0] for k in range(3)]
+    assert (outs[0] - outs[1]).abs().max() > 1e-3 and (outs[1] - outs[2]).abs().max() > 1e-3
+    assert outs[0].shape[2] == 20
 
 
 def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
@@ -174,15 +180,22 @@ def test_what_no_loss_reaches_has_no_gradient_or_zeros_without_decay(predict, wa
     assert all(p.grad is None or p.ndim == 1 for p in still.values()), 'a matrix would decay'
 
 
-def test_a_head_tied_to_the_embedding_and_other_shared_weights_are_refused():
-    for share, words in ((lambda m: setattr(m.text_head, 'weight', m.embed.weight),
-                          'text_head.weight is embed.weight'),
-                         (lambda m: setattr(m.blocks[1].text, 'up', m.blocks[0].text.up),
-                          'blocks.1.text.up.weight is blocks.0.text.up.weight')):
-        model = Model(ModelConfig(**SMALL))
-        share(model)
-        with pytest.raises(ValueError, match=words):
-            model.parameter_groups()
+def tie_head(model):
+    model.text_head.weight = model.embed.weight
+
+
+def share_up(model):
+    model.blocks[1].text.up = model.blocks[0].text.up
+
+
+@pytest.mark.parametrize('share, words', [
+    (tie_head, 'text_head.weight is embed.weight'),
+    (share_up, 'blocks.1.text.up.weight is blocks.0.text.up.weight')])
+def test_a_head_tied_to_the_embedding_and_other_shared_weights_are_refused(share, words):
+    model = Model(ModelConfig(**SMALL))
+    share(model)
+    with pytest.raises(ValueError, match=words):
+        model.parameter_groups()
 
 
 def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():

@@ -12,13 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from base.machine import pick_dtype
 from base.writing import RUN
 from data import PackedDataset, Rows, lengths
 from diffusion import GaussianLatents, Loss, Losses, MaskedText, Noising, mode_shares
-from launch import ROOT, TINY, Job, cut, log, run, run_each, train, train_each, weights
+from launch import ROOT, Job, cut, log, run, same, train, train_each, weights
 from runs.log import StepLog, statistics, summary
-from runs.stages import lr_factor, read_schedule, read_stages
 from sampling.run import Run
 
 BOTH = ('text', 'latent')
@@ -41,15 +39,10 @@ def moved(out, first, last):
     return {name for name in after if not torch.equal(before[name], after[name])}
 
 
-def best_average(out):
-    return load_file(out / (out / 'best').read_text().strip() / 'ema.safetensors')
-
-
 @pytest.fixture(scope='module')
 def joint(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'joint'
-    result = train(dataset, out, MIXED, '--max_iters=30', '--learning_rate=1e-2')
-    assert result.returncode == 0, result.stderr
+    train_each(dataset, {out: [MIXED, '--max_iters=30 --learning_rate=1e-2']})
     return out
 
 
@@ -119,71 +112,41 @@ model.Model.init_weights = tied
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--dataset=nowhere'], ['data/nowhere, seen from', '(no meta.json): make it with `python ']),
-    (['--dtype=float16'], ['float16', 'bfloat16 | float32']),
-    (['--mode=l3t'], ['l3t', 'l2t']),
-    (['--heads=3'], ['heads=3']),
-    (['--seq_len=5'], ['seq_len 5']),
-    (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
-    (['--mode=l2t,t2l:3'], ["mode='l2t,t2l:3'", 'MODE:STEPS']),
-    (['--mode=l2t:50,t2l'], ['max_iters=12']),
-    (['--length_schedule=8:5,33'], ['length_schedule', '33', '32 tokens, or all']),
-    (['--length_schedule=8:12,32'], ["before '32' add up to 12", 'max_iters=12']),
-    (['--length_schedule=8:1.5%,32'], ["'8:1.5%,32'"]),
-])
+    ('--dataset=nowhere', ['data/nowhere, seen from', '(no meta.json): make it with `python ']),
+    ('--dtype=float16', ['float16', 'bfloat16 | float32']), ('--mode=l3t', ['l3t', 'l2t']),
+    ('--heads=3', ['heads=3']), ('--seq_len=5', ['seq_len 5']),
+    ('--optimizer=muon --muon_lr=abc', ['abc']),
+    ('--mode=l2t,t2l:3', ["mode='l2t,t2l:3'", 'MODE:STEPS']),
+    ('--mode=l2t:50,t2l', ['max_iters=12']),
+    ('--length_schedule=8:5,33', ['length_schedule', '33', '32 tokens, or all']),
+    ('--length_schedule=8:12,32', ["before '32' add up to 12", 'max_iters=12']),
+    ('--length_schedule=8:1.5%,32', ["'8:1.5%,32'"]),
+    ('--device=cuda', ["device='cuda'", '--device=cpu']),
+    ('--device=cuda:1', ["device='cuda:1'", '--device=cpu']),
+    ('--device=gpu', ["device='gpu'", 'choose from auto, cpu, cuda'])])
 def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
-    result = train(dataset, tmp_path / 'run', *args)
+    result = train(dataset, tmp_path / 'run', args)
     assert refused(result, *words), result.stderr
-
-
-@pytest.mark.parametrize('device, words', [
-    ('cuda', '--device=cpu'), ('cuda:1', '--device=cpu'), ('gpu', 'choose from auto, cpu, cuda')])
-def test_a_device_that_is_not_there_is_refused(dataset, tmp_path, device, words):
-    result = train(dataset, tmp_path / 'run', f'--device={device}')
-    assert refused(result, f'device={device!r}', words), result.stderr
-
-
-@pytest.mark.parametrize('device, mkldnn, machine, expected', [
-    ('cpu', True, {'avx512_bf16': True, 'amx_bf16': False}, 'bfloat16'),
-    ('cpu', True, {'bf16': True}, 'bfloat16'),
-    ('cpu', True, {'avx2': True, 'avx512_f': True, 'avx512_bf16': False}, 'float32'),
-    ('cpu', False, {'bf16': True}, 'float32'),
-    ('cuda:0', True, {'cuda:0': (8, 0), 'cuda:1': (7, 5)}, 'bfloat16'),
-    ('cuda:1', True, {'cuda:0': (8, 0), 'cuda:1': (7, 5)}, 'float32')])
-def test_the_numbers_are_those_whose_products_the_machine_has_instructions_for(
-        monkeypatch, device, mkldnn, machine, expected):
-    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: mkldnn)
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', machine.get)
-    monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: machine)
-    assert pick_dtype('auto', device) == expected
-    assert pick_dtype('bfloat16', device) == 'bfloat16'
-    with pytest.raises(ValueError, match="'float16'"):
-        pick_dtype('float16', device)
 
 
 # ---- what a run learns
 
-def test_every_mode_trains_three_steps(dataset, tmp_path):
-    modes = [['--mode=t2l'],
-             ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],
-             [MIXED, '--latent_target=x0', '--text_schedule=cosine'],
-             [MIXED, '--latent_target=eps'],
-             ['--mode=unconditional', '--streams=text'],
-             ['--mode=unconditional', '--streams=latent'],
-             ['--dtype=bfloat16', '--ema_decay=0']]
-    runs = {tmp_path / str(i): ['--max_iters=3', '--eval_interval=1', '--keep=3', *args]
-            for i, args in enumerate(modes)}
-    train_each(dataset, runs)
-    for out, args in runs.items():
-        assert log(out)[3, False]['skipped'] == 0, args
-        assert all(w.isfinite().all() for w in weights(out).values()) and moved(out, 1, 3), args
+@pytest.mark.parametrize('args', [
+    '--mode=t2l', '--mode=unconditional --streams=text', '--mode=unconditional --streams=latent',
+    '--mode=unconditional --latent_schedule=rf --latent_target=flow',
+    '--dtype=bfloat16 --ema_decay=0'])
+def test_every_mode_trains_three_steps(dataset, tmp_path, args):
+    """ Mixed modes: test_every_training_knob_changes_the_validated_loss. """
+    out = tmp_path / 'run'
+    train_each(dataset, {out: ['--max_iters=3 --eval_interval=1 --keep=3', args]})
+    assert log(out)[3, False]['skipped'] == 0
+    assert all(w.isfinite().all() for w in weights(out).values()) and moved(out, 1, 3)
 
 
 def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     """ With decay .5 and its warm-up min(.5, (1 + n) / (10 + n)). """
     out = tmp_path / 'run'
-    result = train(dataset, out, '--eval_interval=1', '--keep=20', '--ema_decay=0.5')
-    assert result.returncode == 0, result.stderr
+    train_each(dataset, {out: ['--eval_interval=1 --keep=20 --ema_decay=0.5']})
     ema = weights_at(out, 1, 'ema')
     for n in range(2, 13):
         now, saved = weights_at(out, n), weights_at(out, n, 'ema')
@@ -193,21 +156,14 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
             assert torch.allclose(ema[name], saved[name], atol=1e-6), (n, name)
 
 
-def test_the_rate_warms_up_and_falls_as_a_cosine():
-    knobs = dict(max_iters=200, warmup_iters=100, min_lr=0.0)
-    assert lr_factor(knobs, 0) == .01 and lr_factor(knobs, 99) == 1
-    assert lr_factor(knobs, 150) == pytest.approx(.5)
-    assert lr_factor({**knobs, 'min_lr': .1}, 200) == pytest.approx(.1)
-
-
 def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint,
                                                                                 tmp_path):
-    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', MIXED, '--max_iters=1',
-                   '--learning_rate=1e-12')
+    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', MIXED,
+                   '--max_iters=1 --learning_rate=1e-12')
     assert result.returncode == 0 and 'begins with the best weights' in result.stdout
-    best = best_average(joint)
-    for name, w in weights(tmp_path / 'run').items():
-        assert torch.allclose(w, best[name], atol=1e-6)
+    best = (joint / 'best').read_text().strip()
+    torch.testing.assert_close(weights(tmp_path / 'run'),
+                               load_file(joint / best / 'ema.safetensors'), rtol=1e-5, atol=1e-6)
     other = train(dataset, tmp_path / 'other', f'--init_from={joint}', MIXED, '--width=64')
     none = train(dataset, tmp_path / 'none', f'--init_from={tmp_path}/nowhere')
     assert refused(other, 'width') and refused(none, 'nowhere'), (other.stderr, none.stderr)
@@ -216,11 +172,10 @@ def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model
 # ---- schedules
 
 def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, tmp_path):
-    schedule = ['--mode=t2l:4,l2t:5,unconditional+l2t+t2l', '--eval_interval=1', '--keep=20',
-                '--weight_decay=1', '--dropout=0']
+    schedule = ('--mode=t2l:4,l2t:5,unconditional+l2t+t2l --eval_interval=1 --keep=20 '
+                '--weight_decay=1 --dropout=0')
     whole, part = tmp_path / 'whole', tmp_path / 'cut'
-    result = train(dataset, whole, *schedule)
-    assert result.returncode == 0, result.stderr
+    train_each(dataset, {whole: [schedule]})
     entries = log(whole)
     for step, mode in ((4, 't2l'), (5, 'l2t'), (9, 'l2t')):
         entry = entries[step, False]
@@ -236,22 +191,8 @@ def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, t
 
     # killed in the second stage
     cut(whole, part, 'step-00000006')
-    assert train(dataset, part, *schedule).returncode == 0
-    assert all(torch.equal(w, weights(whole)[name]) for name, w in weights(part).items())
-
-
-def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_number():
-    def firsts(schedule, max_iters):
-        return read_schedule('mode', schedule, 'MODE', max_iters)
-    assert firsts('t2l:40%,l2t:3000,causal', 10_000) == [(0, 't2l'), (4000, 'l2t'),
-                                                         (7000, 'causal')]
-    assert firsts('l2t:40%,causal', 7) == [(0, 'l2t'), (2, 'causal')]
-    assert firsts('l2t:40%,causal', 1) == [(0, 'l2t'), (0, 'causal')], 'a stage without a step'
-    for wrong in ('l2t:25%,causal:75%', 'l2t:0%,causal', 'l2t:%,causal', 'l2t:101%,causal'):
-        with pytest.raises(ValueError, match=wrong.split(',')[0]):
-            firsts(wrong, 8)
-    short = read_stages('l2t:40%,causal', '8:80%,32', BOTH, 1, 32)
-    assert [(stage.mode, stage.first, stage.seq_len) for stage in short] == [('causal', 0, 32)]
+    train_each(dataset, {part: [schedule]})
+    assert same(weights(part), weights(whole))
 
 
 def test_a_length_schedule_cuts_the_texts_and_goes_with_a_mode_schedule(dataset, tmp_path):
@@ -312,9 +253,9 @@ KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3', '--g
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset,
                                                                                       tmp_path):
-    common = [MIXED, '--max_iters=6', '--eval_interval=6']
+    common = f'{MIXED} --max_iters=6 --eval_interval=6'        # 9 steps of warm-up become 3
     runs = {knob: tmp_path / str(i) for i, knob in enumerate(['', *KNOBS])}
-    train_each(dataset, {out: [*common, *knob.split()] for knob, out in runs.items()})
+    train_each(dataset, {out: [common, knob] for knob, out in runs.items()})
     found = {knob: json.dumps(log(out)[6, True]) for knob, out in runs.items()}
     base = found.pop('')
     unchanged = [knob for knob, entry in found.items() if entry == base]
@@ -332,17 +273,14 @@ def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_pa
 
 
 def test_a_resume_says_which_knobs_are_others(dataset, tmp_path):
-    out = tmp_path / 'run'
-
-    def go_on(steps, *args):
-        return ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--keep=9',
-                f'--max_iters={steps}', *args]
-    same = ['--seed=1', '--betas=0.9,0.99', '--ema_decay=0.9']
-    results = run_each(go_on(4, '--ema_decay=0'), go_on(8, *same),
-                       go_on(8, *same, '--log_interval=2', '--eval_interval=2'),
-                       go_on(12, '--ema_decay=0'))
-    assert all(code == 0 for code, _, _ in results), results
-    lines = [re.findall('^resumed.*', said, re.MULTILINE) for _, said, _ in results]
+    out, lines = tmp_path / 'run', []
+    others = '--seed=1 --betas=0.9,0.99 --ema_decay=0.9'
+    for args in ('--max_iters=4 --ema_decay=0', f'--max_iters=8 {others}',
+                 f'--max_iters=8 {others} --log_interval=2 --eval_interval=2',
+                 '--max_iters=12 --ema_decay=0'):
+        result = train(dataset, out, '--keep=9', args)
+        assert result.returncode == 0, result.stderr
+        lines.append(re.findall('^resumed.*', result.stdout, re.MULTILINE))
     assert lines[:3] == [[], ['resumed with other knobs: seed 0 -> 1, max_iters 4 -> 8, ema_decay '
                               '0.0 -> 0.9, betas [0.9, 0.95] -> [0.9, 0.99]'],
                          ['resumed with other knobs: eval_interval 4 -> 2, log_interval 1 -> 2']]
@@ -383,12 +321,12 @@ def test_validation_measures_the_same_rows_in_any_batches(dataset, finished):
 
 
 def test_a_resume_with_other_batches_validates_as_before_and_keeps_the_best_step(dataset, tmp_path):
-    same = ['--dropout=0', '--eval_interval=2', '--keep=9', '--global_batch=8', '--min_lr=1',
-            '--warmup_iters=0', '--learning_rate=.05']
-    train_each(dataset, {tmp_path / 'whole': same})
+    args = ('--dropout=0 --eval_interval=2 --keep=9 --global_batch=8 --min_lr=1 --warmup_iters=0 '
+            '--learning_rate=.05')
+    train_each(dataset, {tmp_path / 'whole': [args]})
     for steps, batch in ((4, 8), (8, 2), (12, 1)):
-        result = train(dataset, tmp_path / 'parts', *same, f'--batch_size={batch}',
-                       f'--max_iters={steps}')
+        result = train(dataset, tmp_path / 'parts', args,
+                       f'--batch_size={batch} --max_iters={steps}')
         assert result.returncode == 0 and 'is the best so far' not in result.stdout
     whole, parts = log(tmp_path / 'whole'), log(tmp_path / 'parts')
     steps = [step for step, is_validation in whole if is_validation]
@@ -401,11 +339,11 @@ def test_a_resume_with_other_batches_validates_as_before_and_keeps_the_best_step
 
 
 def test_where_validation_measures_something_else_the_best_step_begins_anew(dataset, tmp_path):
-    train_each(dataset, {tmp_path / 'run': [MIXED, '--keep=9', '--max_iters=8']})
-    worse = [MIXED, '--keep=9', '--max_iters=12', '--learning_rate=1', '--min_lr=1', '--guard=0']
+    train_each(dataset, {tmp_path / 'run': [MIXED, '--keep=9 --max_iters=8']})
+    worse = f'{MIXED} --keep=9 --max_iters=12 --learning_rate=1 --min_lr=1 --guard=0'
     for changed in ('', '--eval_rows=40', '--seed=3', '--latent_weight=.01'):
         out = shutil.copytree(tmp_path / 'run', tmp_path / f'with{changed}')
-        result = train(dataset, out, *worse, *filter(None, [changed]))
+        result = train(dataset, out, worse, changed)
         assert result.returncode == 0, result.stderr
         name = changed.partition('=')[0].strip('-')
         said = f'with another {name} the earlier ones do not compare' in result.stdout
@@ -415,7 +353,7 @@ def test_where_validation_measures_something_else_the_best_step_begins_anew(data
 
 def test_a_longer_schedule_says_what_the_learning_rate_and_the_stage_become(dataset, tmp_path):
     def lines(out, *args):
-        result = train(dataset, out, '--mode=t2l:50%,l2t', '--learning_rate=.002', *args)
+        result = train(dataset, out, '--mode=t2l:50%,l2t --learning_rate=.002', *args)
         assert result.returncode == 0, result.stderr
         return re.findall('^at step .*', result.stdout, re.MULTILINE)
     out = tmp_path / 'run'
@@ -424,7 +362,7 @@ def test_a_longer_schedule_says_what_the_learning_rate_and_the_stage_become(data
     assert said.startswith('at step 12 the learning rate goes from 4.89e-05 to 0.00168, and the run'
                            ' goes back from mode l2t, texts of 32 tokens, to mode t2l, texts of 32')
     assert lines(out, '--max_iters=40') == [], 'nothing has changed, and nothing is left to do'
-    assert len(lines(out, '--max_iters=41', '--eval_interval=50')) == 1
+    assert len(lines(out, '--max_iters=41 --eval_interval=50')) == 1
 
 
 # ---- what a run says of itself

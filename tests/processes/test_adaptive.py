@@ -10,7 +10,7 @@ import torch
 
 from data import PackedDataset, Rows, counts
 from diffusion import Clocks, MaskedText, Noising, mode_shares
-from launch import cut, run, train, weights
+from launch import cut, run_each, same, train, train_each, weights
 from model import Importance, Model, ModelConfig
 from processes.adaptive import Adaptive, AdaptiveText, rarity
 
@@ -92,17 +92,18 @@ def batches(dataset, **knobs):
     return found, data, a
 
 
-def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset):
-    plain = batches(dataset)[0]
-    for knobs in (dict(masking='time_only'), dict(masking='proportional', beta=0.)):
-        for a, b in zip(plain, batches(dataset, **knobs)[0]):
-            for name, value in vars(a).items():
-                if name == 'importance':
-                    assert value is None and len(b.importance) == 4, 'for the log'
-                else:
-                    assert np.array_equal(value, getattr(b, name)), name
-    inverse = batches(dataset, masking='inverse')[0]
-    assert any(not torch.equal(a.x_t, b.x_t) for a, b in zip(plain, inverse))
+@pytest.mark.parametrize('knobs', [dict(masking='time_only'),
+                                   dict(masking='proportional', beta=0.)])
+def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset, knobs):
+    for plain, b in zip(batches(dataset)[0], batches(dataset, **knobs)[0]):
+        assert plain.importance is None and len(b.importance) == 4, 'for the log'
+        b.importance = None
+        assert all(np.array_equal(value, getattr(b, name)) for name, value in vars(plain).items())
+
+
+def test_inverse_masking_masks_other_tokens(dataset):
+    pairs = zip(batches(dataset)[0], batches(dataset, masking='inverse')[0])
+    assert any(not torch.equal(plain.x_t, b.x_t) for plain, b in pairs)
 
 
 def test_the_weight_of_a_masked_token_is_its_own_rate(dataset):
@@ -169,34 +170,45 @@ def test_masking_on_the_device_in_float32_is_that_of_float64(dataset, monkeypatc
     assert torch.allclose(batch.weight, exact['weight'], rtol=1e-5, atol=0)
 
 
-def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():
+@pytest.fixture
+def learned():
+    """ A model whose importance differs from token to token, and three texts, one with PAD. """
     torch.manual_seed(0)
     model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2,
                               streams=('text',), importance='learned'))
     tokens = torch.randint(19, (3, 12))
     tokens[1, :4] = 19                                                   # PAD
-    imp, learned = model.importance(tokens)
-    assert imp is learned and (imp == .5).all(), 'at the start nothing is more important'
+    imp, same = model.importance(tokens)
+    assert imp is same and (imp == .5).all(), 'at the start nothing is more important'
     # wider ones saturate the sigmoid
     torch.nn.init.normal_(model.importance.net.text_head.weight, std=.2)
     for block in model.importance.net.blocks:
         torch.nn.init.normal_(block.text.scale_shift_table, std=.2)
+    return model, tokens
+
+
+def test_importance_looks_both_ways_and_passes_no_gradient_to_the_trunk(learned):
+    model, tokens = learned
     imp, _ = model.importance(tokens)
-    assert 0 < imp.min() and imp.max() < 1 and imp.std() > .05 and (imp[tokens == 19] == .5).all()
-    # MASK, in a text that is being written
-    unwritten = model.importance(torch.full((1, 12), 20))[0]
-    assert (unwritten == .5).all()
-    assert (Importance('freq', 20, 12)(torch.full((1, 12), 20))[0] == .5).all()
     changed = tokens.clone()
     changed[0, -1] = (tokens[0, -1] + 1) % 19
-    assert not torch.equal(model.importance(changed)[0][0, 0], imp[0, 0]), 'it looks both ways'
+    assert not torch.equal(model.importance(changed)[0][0, 0], imp[0, 0])
     imp.sum().backward()
     for name, p in model.named_parameters():
         assert (p.grad is not None) == name.startswith('importance.')
+
+
+def test_importance_is_within_0_and_1_and_one_half_of_PAD_and_MASK(learned):
+    model, tokens = learned
+    imp, _ = model.importance(tokens)
+    assert 0 < imp.min() and imp.max() < 1 and imp.std() > .05 and (imp[tokens == 19] == .5).all()
+    unwritten = torch.full((1, 12), 20)
+    for importance in (model.importance, Importance('freq', 20, 12)):
+        assert (importance(unwritten)[0] == .5).all()
     hybrid = Importance('hybrid', 20, 12)
     hybrid.rarity.copy_(torch.linspace(0, 1, 20))
-    imp, learned = hybrid(tokens)
-    assert torch.allclose(imp, .7 * learned + .3 * hybrid.rarity[tokens])
+    imp, learns = hybrid(tokens)
+    assert torch.allclose(imp, .7 * learns + .3 * hybrid.rarity[tokens])
 
 
 def test_a_learned_importance_ranks_the_tokens_by_their_loss():
@@ -208,10 +220,9 @@ def test_a_learned_importance_ranks_the_tokens_by_their_loss():
     optimizer, hardness = torch.optim.AdamW(net.parameters(), lr=3e-3), torch.randn(20) * 3
     for _ in range(150):
         tokens = torch.randint(20, (32, 16))
-        learned = net(tokens)[1].flatten()
-        x, scored = tokens.flatten(), torch.rand(tokens.numel()) < .5
-        loss = a.regression(learned[scored], (hardness[x].exp() + torch.rand(len(x)))[scored],
-                            x[scored])
+        scored = torch.rand(tokens.shape) < .5
+        x, learns = tokens[scored], net(tokens)[1][scored]
+        loss = a.regression(learns, hardness[x].exp() + torch.rand(len(x)), x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -233,27 +244,34 @@ def steps_of(out):
     return steps
 
 
-def test_a_run_that_learns_its_importance_goes_on_bit_for_bit(dataset, tmp_path):
-    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-    args = ['config/atat.py', '--masking=balanced', '--keep=9', '--mode=unconditional+l2t+t2l']
-    assert train(dataset, whole, *args).returncode == 0
+ARGS = 'config/atat.py --masking=balanced --keep=9 --mode=unconditional+l2t+t2l'
+
+
+@pytest.fixture(scope='module')
+def whole(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'whole'
+    train_each(dataset, {out: [ARGS]})
+    return out
+
+
+def test_a_run_that_learns_its_importance_goes_on_bit_for_bit(dataset, whole, tmp_path):
+    parts = tmp_path / 'parts'
     assert all(0 < e['importance_loss'] < .3 for e in steps_of(whole))
     assert weights(whole)['importance.net.text_head.weight'].any(), 'it learns'
     cut(whole, parts, 'step-00000004')
-    result = train(dataset, parts, *args)
+    result = train(dataset, parts, ARGS)
     assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr
-    for name in ('model', 'ema'):
-        a, b = weights(whole, name), weights(parts, name)
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
-    assert 'importance.rarity' in a
+    for kind in ('model', 'ema'):
+        assert same(weights(whole, kind), weights(parts, kind))
 
-    # a run that begins from it has the rarity of its own texts
+
+def test_a_run_begun_from_another_has_the_rarity_of_its_own_texts(dataset, whole, tmp_path):
     other = tmp_path / 'other'
     (tmp_path / 'lines.txt').write_text('\n'.join(f'a red cat {i}' for i in range(60)))
-    result = run('prepare.py', f'--same_as={dataset}', f'--input={tmp_path}/lines.txt',
-                 '--val_fraction=.3', f'--out={other}')
-    assert result.returncode == 0, result.stderr
-    assert train(other, tmp_path / 'next', *args, f'--init_from={whole}').returncode == 0
+    (code, _, err), = run_each(f'prepare.py --same_as={dataset} --input={tmp_path}/lines.txt '
+                               f'--val_fraction=.3 --out={other}')
+    assert code == 0, err
+    train_each(other, {tmp_path / 'next': [ARGS, f'--init_from={whole}']})
     own = PackedDataset(other, 'train')
     now, before = (weights(out)['importance.rarity'] for out in (tmp_path / 'next', whole))
     assert torch.equal(now, rarity(counts(own), own.pad)) and not torch.equal(now, before)

@@ -1,10 +1,12 @@
-""" Gaps whose length is not known, and texts between two embeddings. """
+""" Texts and latents from a person, and gaps whose length is not known. """
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from sampling.inputs import read_template
+from encoders import far_off
+from sampling.inputs import pack, read_latents, read_template, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
 from sampling.writing import write
@@ -74,7 +76,8 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
             masked, known_mask, inner = read_template(run_, template)
             each = write(run_.net, masked, known_mask, None, SamplingKnobs(), inner)
             exact, found = exact_nats(p, each), run_.nats(each)
-            many = nats_per_token(run_.net, each, None, SamplingKnobs(sample_batch=4096), draws=4096)
+            knobs = SamplingKnobs(sample_batch=4096)
+            many = nats_per_token(run_.net, each, None, knobs, draws=4096)
             assert torch.allclose(many, exact, atol=0.03, rtol=0.03)
             texts, nats = run_.fill([template])
             chosen = each.tolist().index(texts[0])
@@ -104,3 +107,60 @@ def test_each_text_has_its_own_lengths_copies_and_latent():
     expected = [[1, 1, 1, END], [1, 0, 0, END], [0, 1, 1, END]]
     assert texts[::2] == expected, 'the more words, the fewer nats a word'
     assert run_.fill(['a [MASK:2]'], z[:1])[1] is None, 'nothing to choose from'
+
+
+# ---- texts and latents from a person
+
+@pytest.fixture
+def scaled():
+    """ A run of latents whose usual length is the root of 11. """
+    run = toy_run()
+    run.stats.mean, run.stats.std, run.stats.live = torch.tensor([3., 0.]), torch.ones(2), 1
+    return run
+
+
+@pytest.mark.parametrize('latents, words', [
+    ([[3., 0.], [0., 60.], [99., 0.]], ['row 2 is 20 times as long', 'so are 0']),
+    ([[3., 0.], [0., 0.], [0., 0.]],
+     ['2 of 3 latents are zeros, which say nothing; the first is row 1'])])
+def test_latents_of_another_scale_and_zeros_are_said(scaled, tmp_path, capsys, latents, words):
+    np.save(tmp_path / 'z.npy', np.array(latents))
+    read_latents(scaled, str(tmp_path / 'z.npy'))
+    err = capsys.readouterr().err
+    assert all(word in err for word in words), err
+
+
+def test_latents_are_fractions_and_one_is_far_off_beside_the_median(scaled, tmp_path):
+    np.save(tmp_path / 'z.npy', np.array([[3, 0]]))
+    with pytest.raises(ValueError, match='found int64'):
+        read_latents(scaled, str(tmp_path / 'z.npy'))
+    assert far_off(np.array([[1.], [9.], [21.], [1.], [1.]])).tolist() == [0, 0, 1, 0, 0]
+    assert not far_off(np.array([[0.], [0.], [0.], [2.], [3.]])).any()
+
+
+@pytest.mark.parametrize('name, content, field, texts', [
+    ('a.jsonl', '{"b": "one"}\n\n{"b": " two "}\n', 'b', ['one', 'two']),
+    ('a.JSONL', r'{"text": "a dog\r\nruns\rand\nsits"}', 'text', ['a dog\nruns\nand\nsits']),
+    ('a.csv', 'id;text\n1;a dog\n2;"b; c"\n', 'text', ['a dog', 'b; c']),
+    ('a.txt', '\ufeffa dog\n\u200b\n\nb\0\n', 'text', ['a dog'])])
+def test_texts_are_read_as_prepare_reads_them(tmp_path, capsys, name, content, field, texts):
+    (tmp_path / name).write_text(content)
+    assert list(read_texts(str(tmp_path / name), field)) == texts
+    said = capsys.readouterr().err
+    assert ('a.txt: 1 dropped (with a NUL)' in said) == (name == 'a.txt')
+
+
+def test_texts_of_another_encoding_are_refused(tmp_path):
+    (tmp_path / 'a.txt').write_text('a dog\n', 'utf-16-le')
+    with pytest.raises(ValueError, match='a.txt: UTF-16-LE, expected UTF-8'):
+        list(read_texts(str(tmp_path / 'a.txt')))
+
+
+def test_a_text_that_is_too_long_or_no_list_is_refused():
+    run = toy_run()
+    for function in (run.encode, run.pack):
+        with pytest.raises(ValueError, match="at least one, found 'a text'"):
+            function('a text')
+    with pytest.raises(ValueError, match="2 of 2, 'a long text', has 11 tokens.* reads at most 3"):
+        pack(run, ['ab', 'a long text'])
+    assert pack(run, ['a long text'], cut=True).shape == (1, L)

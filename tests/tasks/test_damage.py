@@ -40,7 +40,8 @@ def test_the_first_dimensions_stay_and_the_others_say_nothing(run, raw):
 def test_one_bit_is_whether_a_number_is_above_its_mean_and_eight_lose_next_to_nothing(run, raw):
     z = run.stats.standardise(raw)
     one = run.stats.standardise(damaged(run, raw, 'bits:1', 0))
-    assert ((one > 0) == (z > 0)).all() and torch.allclose(one.abs(), torch.tensor(.67449), atol=1e-4)
+    assert ((one > 0) == (z > 0)).all()
+    assert torch.allclose(one.abs(), torch.tensor(.67449), atol=1e-4)
     error = [(run.stats.standardise(damaged(run, raw, f'bits:{n}', 0)) - z).square().mean().item()
              for n in (1, 2, 4, 8)]
     assert error == sorted(error, reverse=True) and error[-1] < .01 < .1 < error[0]
@@ -70,7 +71,8 @@ def test_a_damage_that_is_none_is_one_line(run, raw, damage):
 def test_texts_and_the_nearest_training_text_come_from_damaged_embeddings(run, raw, monkeypatch):
     """ The rival reads what the attacker reads, and the control `shuffled`, too. """
     read = {}
-    monkeypatch.setattr(l2t, 'nearest_training_texts', lambda run, folder, z: read.update(nearest=z))
+    monkeypatch.setattr(l2t, 'nearest_training_texts',
+                        lambda run, folder, z: read.update(nearest=z))
     run.write = lambda latents, **knobs: read.setdefault('written', []).append(latents)
     knobs = dict(seed=0, damage='dims:.5', latent_clock=0., rerank=1)
     ctx = Context(knobs, texts=[''] * len(raw), tokens=torch.zeros(len(raw), 3), raw=raw)
