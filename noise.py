@@ -127,8 +127,8 @@ class Noise:
         return Noise(self.seed, self.rows, part)
 
     def uniforms(self, purpose, columns, dtype=torch.float64):
-        """ U(0, 1) on the host, (B, columns), below 1 also in float32. Use one number of columns for
-        a purpose. """
+        """ U(0, 1) on the host, (B, columns), below 1 also in float32. Use one number of columns
+        for a purpose. """
         step = self.first_step + self.n_calls[purpose]
         self.n_calls[purpose] += 1
         found = torch.empty(len(self.rows), columns, dtype=torch.float64)

@@ -104,8 +104,8 @@ def ending_of(name):
 
 
 def count_endings(paths):
-    """ The files of a folder that are passed over, as counts: {'passed over .json': 2}. They come in
-    the order of the names, so that meta.json is the same every time: `paths` may be a set. """
+    """ The files of a folder that are passed over, as counts: {"passed over .json": 2}. They come
+    in the order of the names, so that meta.json is the same every time: `paths` may be a set. """
     return Counter(f'passed over {ending_of(path)}' for path in sorted(paths))
 
 
