@@ -373,8 +373,7 @@ class Loader:
         for. On a GPU threads make the next four while this step runs, and copy them. """
         def make(stage, step, micro):
             rows = self.clean_rows(step, micro, stage.seq_len)
-            batch = noising(rows, stage.shares, self.data)
-            return batch if device == 'cpu' else batch.to(device)
+            return noising(rows, stage.shares, self.data).to(device)
 
         def calls():
             for stage in stages:

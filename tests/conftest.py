@@ -120,6 +120,7 @@ def of_mixed(mixed):
     return Run(str(mixed), device='cpu', dtype='float32')
 
 
+@pytest.fixture(scope='session')
 def finished_by_two(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'two'
     launch.Job(dataset, out, ranks=2).ends()

@@ -29,7 +29,8 @@ def unmeasured(finished, tmp_path):
 
 # ---- what is printed, and results.json
 
-def test_the_summary_puts_each_direction_beside_its_controls(capsys):
+def test_the_summary_puts_each_direction_beside_its_controls(monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '100')                     # of the terminal
     figures = dict(nelbo=Figures(9), l2t=Figures(9))
     figures['nelbo']['', 'nats_per_token'] = 3.208, .042
     figures['l2t'] |= {('', 'bleu'): (24.12, 1.36), ('shuffled', 'bleu'): (3.9, None),
