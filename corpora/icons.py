@@ -1,0 +1,229 @@
+"""
+Icons and their names, from Iconify's JSON (github.com/iconify/icon-sets, or npm's @iconify-json):
+one name is drawn by many designers, and one drawing has several names.
+
+    json/tabler.json     {"prefix": "tabler", "info": {...}, "icons": {"heart": {"body": "<path"}}}
+
+Each drawing becomes two documents: "tabler: heart", and "heart" or "a heart". What is left out is
+counted by its reason: sets of other licences or of many colours, names that are no English words,
+drawings that are broken, empty or full.
+
+Held out are splits of their own, and no drawing is in two of them:
+    sets     some whole sets
+    val      names whose words are all known, each from other names
+    pairs    pairs of a set and a name, each of which is known from others
+"""
+import hashlib
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from base.console import progress_bar
+from base.files import read_json
+from corpora.images import to_patches
+from corpora.readers import Document
+from corpora.svg import Painter
+
+LICENCES = ('MIT', 'Apache-2.0', 'ISC', 'CC0-1.0', 'CC-BY-4.0', 'CC-BY-3.0')
+MOST_BYTES = 2**27             # of a file
+MOST_WORDS = 5                 # of a name
+SIZES = {str(n) for n in (8, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 64, 96, 128)}
+STYLES = {'fill', 'filled', 'outline', 'outlined', 'line', 'linear', 'bold', 'light', 'thin', 'solid',
+          'duotone', 'twotone', 'sharp', 'round', 'rounded', 'regular', 'broken', 'alt', 'o', 'fat'}
+HELD_OUT = .03                 # of the names, and of the pairs
+N_SETS = 5                     # that are held out, of those with so many drawings:
+SET_SIZE = range(150, 2000)
+
+
+class Icon(NamedTuple):
+    set: str                   # the prefix: tabler
+    words: tuple               # of its name: ('clipboard', 'heart', 'filled')
+    ink: bytes                 # size * size, 0 to 255
+
+    @property
+    def thing(self):
+        """ Its name without words of style. """
+        return tuple(word for word in self.words if word not in STYLES) or self.words
+
+
+def words_of(name):
+    """ ('arrow', 'left') of arrow-left-24; () where it has no words that can be read. """
+    words = [word for word in re.split(r'[-_\s]+', name.lower()) if word and word not in SIZES]
+    is_readable = all(re.fullmatch('[a-z0-9]+', word) for word in words)
+    return tuple(words) if is_readable and re.search('[a-z]', name) else ()
+
+
+def share(*names):
+    """ A number in [0, 1) of these names, at random but always the same. """
+    digest = hashlib.blake2b('\n'.join(names).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') / 2**64
+
+# -----------------------------------------------------------------------------
+# Reading and drawing
+
+def read_set(path):
+    """ (the set, what it says of itself), and its licence; npm has a file for each of the two. """
+    found = read_json(path, limit=MOST_BYTES)
+    info = found.get('info')
+    beside = os.path.join(os.path.dirname(path), 'info.json')
+    if not info and os.path.isfile(beside):
+        info = read_json(beside)
+    return found, info if isinstance(info, dict) else {}
+
+
+def drawings_of(found, size, counts):
+    """ (name, SVG, turns) of each icon and alias of a set. turns: how often it is mirrored from left to
+    right, from top to bottom, and turned by 90 degrees. """
+    icons = found['icons']
+    aliases = found.get('aliases') or {}
+    for name in [*icons, *aliases]:
+        # an alias has a parent, and may turn what it draws
+        flips = [0, 0, 0]
+        at, seen = name, set()
+        while at not in icons and at in aliases and at not in seen:
+            seen.add(at)
+            alias = aliases[at]
+            for i, key in enumerate(('hFlip', 'vFlip', 'rotate')):
+                flips[i] += int(alias.get(key) or 0)
+            at = alias.get('parent')
+        icon = icons.get(at)
+        if not isinstance(icon, dict) or not isinstance(icon.get('body'), str):
+            counts['icons: an alias without its parent'] += 1
+            continue
+
+        left, top, width, height = (
+            float(icon.get(key, found.get(key, default)))
+            for key, default in (('left', 0), ('top', 0), ('width', 16), ('height', 16)))
+        svg = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+               f'width="{size}" height="{size}" viewBox="{left:g} {top:g} {width:g} {height:g}">{icon["body"]}</svg>')
+        yield name, svg, flips
+
+
+def icons_of(paths, size, counts):
+    """ Draws the icons of all sets: a list of Icons, in the order of the files. """
+    icons = []
+    with Painter(size) as paint, progress_bar(desc='drawing', unit=' icons') as bar:
+        for path in paths:
+            found, info = read_set(path)
+            if not isinstance(found.get('icons'), dict) or not isinstance(found.get('prefix'), str):
+                counts['passed over .json'] += 1
+                continue
+            n = len(found['icons'])
+            licence = info.get('license')
+            if not isinstance(licence, dict) or licence.get('spdx') not in LICENCES:
+                spdx = licence.get('spdx') if isinstance(licence, dict) else None
+                counts[f'icons: licence {spdx or "unknown"}'] += n
+                continue
+            if info.get('palette') is not False:
+                counts['icons: of many colours'] += n
+                continue
+
+            seen = set()
+            for name, svg, (hflip, vflip, turns) in drawings_of(found, size, counts):
+                bar.update()
+                words = words_of(name)
+                if not 1 <= len(words) <= MOST_WORDS:
+                    counts['icons: a name of no or many words'] += 1
+                    continue
+                ink = paint(svg)
+                if isinstance(ink, str):
+                    counts[f'icons: {ink}'] += 1
+                    continue
+                picture = np.frombuffer(ink, np.uint8).reshape(size, size)
+                if picture.mean() < 1 or picture.mean() > 250:
+                    counts['icons: empty' if picture.mean() < 1 else 'icons: full'] += 1
+                    continue
+                if hflip % 2 or vflip % 2 or turns % 4:
+                    picture = picture[::-1 if vflip % 2 else 1, ::-1 if hflip % 2 else 1]
+                    ink = np.rot90(picture, -turns).tobytes()
+                if (words, ink) in seen:
+                    counts['icons: the same twice'] += 1
+                    continue
+                seen.add((words, ink))
+                icons.append(Icon(found['prefix'], words, ink))
+    return icons
+
+# -----------------------------------------------------------------------------
+# Holding out
+
+def splits_of(icons):
+    """ The split of each icon. All icons with one drawing go to the same. """
+    # sets
+    sizes = Counter(icon.set for icon in icons)
+    sets = sorted((name for name, n in sizes.items() if n in SET_SIZE), key=share)[:N_SETS]
+
+    # names: things of two words or more, as long as each word is left in another name
+    things = sorted({icon.thing for icon in icons if icon.set not in sets})
+    names_with = Counter(word for thing in things for word in set(thing))
+    names = set()
+    for thing in sorted(things, key=lambda thing: share(*thing))[:int(HELD_OUT * len(things))]:
+        if len(thing) > 1 and all(names_with[word] > 1 for word in thing):
+            names.add(thing)
+            names_with.subtract(set(thing))
+
+    # pairs: a thing that another set draws, too, with a drawing that stays
+    icons_with = defaultdict(list)
+    for icon in icons:
+        if icon.set not in sets and icon.thing not in names:
+            icons_with[icon.thing].append(icon)
+    pairs = set()
+    gone = set()                                             # drawings
+    for thing, some in icons_with.items():
+        for name in sorted({icon.set for icon in some}):
+            drawings = {icon.ink for icon in some if icon.set == name}
+            stays = any(icon.ink not in drawings | gone for icon in some)
+            if stays and share(name, *thing) < HELD_OUT:
+                pairs.add((name, thing))
+                gone |= drawings
+
+    # a drawing that two of them have goes to the first
+    order = ('sets', 'val', 'pairs', 'train')
+    of_icon = []
+    of_drawing = {}
+    for icon in icons:
+        split = ('sets' if icon.set in sets else 'val' if icon.thing in names else
+                 'pairs' if (icon.set, icon.thing) in pairs else 'train')
+        of_icon.append(split)
+        found = of_drawing.get(icon.ink, 'train')
+        of_drawing[icon.ink] = min(found, split, key=order.index)
+    return [of_drawing[icon.ink] for icon in icons]
+
+
+def texts_of(icon):
+    """ With the set's name, and without it: of these every second begins with an article. """
+    name = ' '.join(icon.words)
+    article = ''
+    if share(icon.set, name) < .5:
+        article = 'an ' if name[0] in 'aeiou' else 'a '
+    return f'{icon.set}: {name}', article + name
+
+# -----------------------------------------------------------------------------
+# The source
+
+@lru_cache(1)
+def drawn(paths, size):
+    """ (icons, their splits, what was left out), drawn once in a process. """
+    counts = Counter()
+    icons = icons_of(paths, size, counts)
+    return icons, splits_of(icons), counts
+
+
+def as_patches(ink, size, patch):
+    """ Ink as latent vectors (N, D) float32: paper is 1, ink is -1, as in a grey picture. """
+    grey = 1 - np.frombuffer(ink, np.uint8).reshape(size, size, 1) / np.float32(127.5)
+    return to_patches(grey, patch)
+
+
+def read_icons(paths, source, counts):
+    """ Two documents of each icon, in the order of the files. """
+    icons, splits, left_out = drawn(tuple(paths), source.image_size)
+    counts.update(left_out)
+    for icon, split in zip(icons, splits):
+        latent = partial(as_patches, icon.ink, source.image_size, source.patch)
+        for text in texts_of(icon):
+            yield Document(text, latent, place=f'{icon.set}: {" ".join(icon.words)}', split=split)

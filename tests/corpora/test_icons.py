@@ -1,0 +1,139 @@
+""" Iconify's sets: what becomes a document, what is left out and counted, and what is held out. """
+import json
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from corpora import icons
+from corpora.icons import Icon, icons_of, splits_of, texts_of, words_of
+
+MIT = dict(license=dict(spdx='MIT'), palette=False)
+
+
+def square(x, y=0):
+    return dict(body=f'<path d="M{x} {y}h8v8h-8z"/>', width=16, height=16)
+
+
+def write_set(folder, name='one', icons=None, **more):
+    found = dict(prefix=name, info=MIT, icons=icons or dict(heart=square(0))) | more
+    path = folder / f'{name}.json'
+    path.write_text(json.dumps(found))
+    return str(path)
+
+
+def read(*paths, size=8):
+    pytest.importorskip('resvg_py', reason='draws icons: pip install resvg-py')
+    counts = Counter()
+    return icons_of(paths, size, counts), dict(counts)
+
+
+def test_words_of_a_name():
+    assert words_of('arrow-left-24') == ('arrow', 'left')
+    assert words_of('Clipboard_Heart-16-filled') == ('clipboard', 'heart', 'filled')
+    assert words_of('number-7') == ('number', '7')
+    assert words_of('24') == words_of('сердце') == words_of('a+b') == ()
+
+
+def test_a_drawing_has_the_name_of_its_set_its_words_and_its_ink(tmp_path):
+    found, counts = read(write_set(tmp_path, icons={'bell-ring-20': square(8)}))
+    [icon] = found
+    assert icon[:2] == ('one', ('bell', 'ring')) and counts == {}
+    picture = np.frombuffer(icon.ink, np.uint8).reshape(8, 8)
+    assert (picture[:4, 4:] == 255).all() and picture.sum() == 16 * 255
+
+
+def test_an_alias_is_the_drawing_of_its_parent_perhaps_turned(tmp_path):
+    aliases = dict(same=dict(parent='heart'), mirrored=dict(parent='same', hFlip=True),
+                   turned=dict(parent='heart', rotate=1), lost=dict(parent='nobody'),
+                   circle=dict(parent='circle'))
+    found, counts = read(write_set(tmp_path, aliases=aliases))
+    corners = {}
+    for icon in found:
+        picture = np.frombuffer(icon.ink, np.uint8).reshape(8, 8)
+        corners[icon.words[0]] = [bool(picture[y, x]) for y in (0, 7) for x in (0, 7)]
+    assert corners == dict(heart=[True, False, False, False], same=[True, False, False, False],
+                           mirrored=[False, True, False, False], turned=[False, True, False, False])
+    assert counts == {'icons: an alias without its parent': 2}
+
+
+def test_what_is_left_out_is_counted_by_its_reason(tmp_path):
+    long = '-'.join('abcdef')
+    drawings = {'heart': square(0), 'heart-24': square(0), long: square(0), 'сердце': square(0),
+                'empty': dict(body='<g/>'), 'full': dict(body='<path d="M0 0h16v16H0z"/>'),
+                'bad': dict(body='<path'), 'far': dict(body='<image href="a.png"/>')}
+    no_licence = write_set(tmp_path, 'none', info=dict(palette=False))
+    closed = write_set(tmp_path, 'closed', info=dict(license=dict(spdx='GPL-3.0'), palette=False))
+    colours = write_set(tmp_path, 'colours', info=MIT | dict(palette=True))
+    other = tmp_path / 'other.json'
+    other.write_text('{"name": "no set"}')
+    found, counts = read(write_set(tmp_path, icons=drawings), no_licence, closed, colours, str(other))
+    assert [icon.words for icon in found] == [('heart',)]
+    assert counts == {
+        'icons: the same twice': 1, 'icons: a name of no or many words': 2, 'icons: empty': 1,
+        'icons: full': 1, 'icons: broken': 1, 'icons: reaches out': 1,
+        'icons: licence unknown': 1, 'icons: licence GPL-3.0': 1, 'icons: of many colours': 1,
+        'passed over .json': 1}
+
+
+def test_npm_has_the_licence_in_a_file_of_its_own(tmp_path):
+    path = tmp_path / 'icons.json'
+    path.write_text(json.dumps(dict(prefix='one', icons=dict(heart=square(0)))))
+    (tmp_path / 'info.json').write_text(json.dumps(MIT))
+    assert len(read(str(path))[0]) == 1
+
+
+def many_icons():
+    """ Three sets that draw 40 x 40 names of two words, each in its own way; some drawings are the
+    same in two sets. """
+    found = []
+    for name in ('one', 'two', 'three'):
+        for i in range(40):
+            for j in range(40):
+                ink = f'{i} {j}' if (i + j) % 9 == 0 else f'{name} {i} {j}'
+                found.append(Icon(name, (f'w{i}', f'v{j}', 'filled'), ink.encode()))
+    return found
+
+
+def test_held_out_names_are_new_and_their_words_are_known(monkeypatch):
+    monkeypatch.setattr(icons, 'N_SETS', 0)
+    found = many_icons()
+    in_split = defaultdict(set)
+    for icon, split in zip(found, splits_of(found)):
+        in_split[split].add(icon)
+    names = {split: {icon.thing for icon in some} for split, some in in_split.items()}
+    words = {word for name in names['train'] for word in name}
+    assert 30 <= len(names['val']) <= 60
+    assert not names['val'] & (names['train'] | names['pairs'])
+    assert all(word in words for name in names['val'] for word in name)
+
+    # a pair is new, its name and its set are not
+    pairs = {split: {(icon.set, icon.thing) for icon in some} for split, some in in_split.items()}
+    assert 100 <= len(pairs['pairs']) <= 300
+    assert not pairs['pairs'] & pairs['train']
+    assert all(name in names['train'] for _, name in pairs['pairs'])
+
+    # no drawing is in two
+    drawings = {split: {icon.ink for icon in some} for split, some in in_split.items()}
+    assert sum(map(len, drawings.values())) == len({icon.ink for icon in found})
+
+
+def test_whole_sets_are_held_out(monkeypatch):
+    monkeypatch.setattr(icons, 'N_SETS', 1)
+    monkeypatch.setattr(icons, 'SET_SIZE', range(1600, 1700))
+    found = many_icons()
+    split_of = dict(zip(found, splits_of(found)))
+    [held] = {icon.set for icon in found if all(split_of[other] == 'sets' for other in found
+                                                if other.set == icon.set)}
+    others = {split_of[icon] for icon in found if icon.set != held and icon.ink.count(b' ') == 2}
+    assert others == {'train', 'val', 'pairs'}
+
+
+def test_the_texts_of_a_drawing():
+    heart = Icon('tabler', ('heart', 'filled'), b'')
+    assert texts_of(heart) == texts_of(heart)
+    with_set, without = zip(*(texts_of(heart._replace(set=f's{i}')) for i in range(200)))
+    assert with_set[7] == 's7: heart filled'
+    assert set(without) == {'heart filled', 'a heart filled'}
+    assert 70 < without.count('heart filled') < 130
+    assert 'an arrow' in {texts_of(Icon(f's{i}', ('arrow',), b''))[1] for i in range(20)}
