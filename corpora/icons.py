@@ -15,16 +15,19 @@ Held out are splits of their own, and no drawing is in two of them:
 """
 import hashlib
 import json
+import math
 import os
 import re
 from collections import Counter, defaultdict
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from base.console import progress_bar
 from base.files import read_json
+from base.writing import write_whole
 from corpora.images import to_patches
 from corpora.readers import Document
 from corpora.svg import Painter
@@ -183,15 +186,23 @@ def splits_of(icons):
 
     # a drawing that two of them have goes to the first
     order = ('sets', 'val', 'pairs', 'train')
-    of_icon = []
     of_drawing = {}
     for icon in icons:
         split = ('sets' if icon.set in sets else 'val' if icon.thing in names else
                  'pairs' if (icon.set, icon.thing) in pairs else 'train')
-        of_icon.append(split)
         found = of_drawing.get(icon.ink, 'train')
         of_drawing[icon.ink] = min(found, split, key=order.index)
-    return [of_drawing[icon.ink] for icon in icons]
+    of_icon = [of_drawing[icon.ink] for icon in icons]
+
+    # a name that lost its words, or a pair that lost its thing, in this way says nothing
+    known = {icon.thing for icon, split in zip(icons, of_icon) if split == 'train'}
+    words = {word for thing in known for word in thing}
+    for i, icon in enumerate(icons):
+        if of_icon[i] == 'val' and not words.issuperset(icon.thing):
+            of_icon[i] = ''
+        if of_icon[i] == 'pairs' and icon.thing not in known:
+            of_icon[i] = ''
+    return of_icon
 
 
 def texts_of(icon):
@@ -227,3 +238,54 @@ def read_icons(paths, source, counts):
         latent = partial(as_patches, icon.ink, source.image_size, source.patch)
         for text in texts_of(icon):
             yield Document(text, latent, place=f'{icon.set}: {" ".join(icon.words)}', split=split)
+
+# -----------------------------------------------------------------------------
+# A sheet: drawings in one picture, square by square, with 16 greys; and a line for each in a table
+
+def write_sheet(icons, size, path):
+    """ PATH.png, and PATH.tsv with the set and the name of each drawing, row by row. """
+    from PIL import Image
+    columns = math.ceil(math.sqrt(len(icons)))
+    sheet = Image.new('L', (columns * size, -(-len(icons) // columns) * size))
+    lines = []
+    for i, icon in enumerate(icons):
+        square = Image.frombytes('L', (size, size), icon.ink)
+        sheet.paste(square, (i % columns * size, i // columns * size))
+        lines.append(f'{icon.set}\t{" ".join(icon.words)}\n')
+
+    # 16 greys, the nearest ones
+    greys = sheet.point(lambda ink: (ink + 8) // 17)
+    greys.putpalette([17 * grey for grey in range(16) for _ in 'RGB'])
+    with write_whole(f'{path}.png', named=True) as f:
+        greys.save(f, 'PNG', optimize=True, bits=4)
+    with write_whole(f'{path}.tsv', named=True) as f:
+        f.write(''.join(lines).encode())
+
+
+def read_sheet(path, size):
+    """ The Icons of PATH.png and PATH.tsv. """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError(f'{path}.png: to read icons: pip install pillow') from None
+    sheet = np.asarray(Image.open(f'{path}.png').convert('L'))
+    columns = sheet.shape[1] // size
+    icons = []
+    for i, line in enumerate(Path(f'{path}.tsv').read_text(encoding='utf-8').splitlines()):
+        name_of_set, name = line.split('\t')
+        y, x = i // columns * size, i % columns * size
+        ink = sheet[y:y + size, x:x + size].tobytes()
+        icons.append(Icon(name_of_set, tuple(name.split()), ink))
+    return icons
+
+
+def shared(icons, n_sets=40):
+    """ The icons of the things that at least so many sets draw, each drawing once. """
+    sets_with = defaultdict(set)
+    for icon in icons:
+        sets_with[icon.thing].add(icon.set)
+    once = {}
+    for icon in icons:
+        if len(sets_with[icon.thing]) >= n_sets:
+            once.setdefault(icon.ink, icon)
+    return list(once.values())
