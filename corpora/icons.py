@@ -14,7 +14,7 @@ Held out are splits of their own, and no drawing is in two of them:
     pairs    pairs of a set and a name, each of which is known from others
 """
 import hashlib
-import json
+import itertools
 import math
 import os
 import re
@@ -38,6 +38,8 @@ MOST_WORDS = 5                 # of a name
 SIZES = {str(n) for n in (8, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 64, 96, 128)}
 STYLES = {'fill', 'filled', 'outline', 'outlined', 'line', 'linear', 'bold', 'light', 'thin', 'solid',
           'duotone', 'twotone', 'sharp', 'round', 'rounded', 'regular', 'broken', 'alt', 'o', 'fat'}
+SHEET = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'icons')
+SHEET_SIZE = 32                # pixels a side of a drawing in it
 HELD_OUT = .03                 # of the names, and of the pairs
 N_SETS = 5                     # that are held out, of those with so many drawings:
 SET_SIZE = range(150, 2000)
@@ -221,7 +223,10 @@ def drawn(paths, size):
     """ (icons, their splits, what was left out), drawn once in a process. """
     counts = Counter()
     icons = icons_of(paths, size, counts)
-    return icons, splits_of(icons), counts
+    splits = splits_of(icons)
+    counts['icons: a name whose words are held out'] += splits.count('')
+    kept = [i for i, split in enumerate(splits) if split]
+    return [icons[i] for i in kept], [splits[i] for i in kept], +counts
 
 
 def as_patches(ink, size, patch):
@@ -231,13 +236,19 @@ def as_patches(ink, size, patch):
 
 
 def read_icons(paths, source, counts):
-    """ Two documents of each icon, in the order of the files. """
-    icons, splits, left_out = drawn(tuple(paths), source.image_size)
-    counts.update(left_out)
+    """ Two documents of each icon, in the order of the files. No paths: of the sheet that comes
+    along, whose drawings are held out by their hashes. """
+    if paths:
+        icons, splits, left_out = drawn(tuple(paths), source.image_size)
+        counts.update(left_out)
+    else:
+        icons = read_sheet(SHEET, SHEET_SIZE)
+        splits = itertools.repeat('')
     for icon, split in zip(icons, splits):
         latent = partial(as_patches, icon.ink, source.image_size, source.patch)
+        group = '' if split else icon.ink.hex()
         for text in texts_of(icon):
-            yield Document(text, latent, place=f'{icon.set}: {" ".join(icon.words)}', split=split)
+            yield Document(text, latent, group, split, place=f'{icon.set}: {" ".join(icon.words)}')
 
 # -----------------------------------------------------------------------------
 # A sheet: drawings in one picture, square by square, with 16 greys; and a line for each in a table

@@ -46,7 +46,7 @@ def verify(folder):
 
 def inspected(folder):
     """ Verifies a dataset, and prints what is in it. """
-    train, val = verify(folder)
+    train, val, *_ = verify(folder)
     summary(train, val, load_tokenizer(folder))
 
 
@@ -123,7 +123,7 @@ def export(folder, target):
         raise ValueError(f'export_dir={target} is there already: name a new folder')
     splits = verify(folder)
     tokenizer = load_tokenizer(folder)
-    for data in splits:
+    for data in splits[:2]:
         if data.stats is None:
             raise ValueError(f'{folder} has no latents: the earlier layout is for pairs')
         name = dict(train='train', val='validation')[data.split]

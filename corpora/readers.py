@@ -80,6 +80,7 @@ class Document(NamedTuple):
     text: str
     latent: object = None              # a function that reads its latent vectors, (N, D) float32
     group: str = ''                    # documents of one group go to the same split
+    split: str = ''                    # that the source gives it; '': by its hash
     place: str = ''                    # where its latent comes from, for an error
     hash: int = None                   # of the text, however it is spelled; sources.py adds it
 
@@ -134,6 +135,7 @@ def passed_over(counts):
 def counted(counts):
     """ ['3 empty', '2 duplicate'] of the counts of a source, or of a split. """
     said = [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
+    said += [f'{n:,} {name}' for name, n in counts.items() if name.startswith('icons: ')]
     return [*said, *filter(None, [passed_over(counts)])]
 
 

@@ -31,7 +31,7 @@ from base.writing import sealed, write_whole
 from corpora.bag import fit_bag
 from corpora.layouts import summary
 from corpora.lsa import NO_KNOWN_WORD
-from corpora.sources import own_shards
+from corpora.sources import SPLITS, own_shards
 from corpora.tokenizers import LONGEST_PART, short_parts
 from data import FORMAT, PackedDataset
 from encoders import FAR, far_off
@@ -46,7 +46,7 @@ MAX_ZERO = .1
 # what a dataset's folder holds
 ENDINGS = ('tokens.bin', 'offsets.npy', 'latents.npy', 'whole.json')     # of the files of a shard
 NAMES = ('meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz', 'bag.npy',
-         *(f'{split}-[0-9]*.{end}' for split in ('train', 'val') for end in ENDINGS))
+         *(f'{split}-[0-9]*.{end}' for split in SPLITS for end in ENDINGS))
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
@@ -528,8 +528,10 @@ def splits_of(entries, max_tokens):
     """ {split: its entry in meta.json}: its shards, and the sums of their counts. ValueError where
     a split has no sample. """
     splits = {}
-    for name in ('train', 'val'):
+    for name in SPLITS:
         shards = [entry for entry in entries if entry['name'].startswith(f'{name}-')]
+        if not shards and name not in ('train', 'val'):
+            continue
         split = {key: sum(entry[key] for entry in shards) for key in SUMS}
         if not split['samples']:
             raise ValueError(f'{name}: none of {split["documents"]} documents is left, '

@@ -14,11 +14,11 @@ its validation split. What holds the documents, and what brings their latents al
     input='builtin'   builtin.py: documentation on this machine
     hub_dataset       hub.py: datasets of the hub, by name
     latents_from      latents.py: texts whose latents exist already
-    image_size        images.py: images with captions, scikit-learn's digits among them
+    image_size        images.py: images with captions; icons.py: icons and their names
     import_dir        latents.py: the layout of earlier systems
 
-The hash of a document decides whether it is train or val, before it is cut. So no document is in
-both, however it is spelled, and its neighbours do not matter. In the order of reading, document n
+The hash of a document decides whether it is train or val, before it is cut, unless the source says
+it. So no document is in both, however it is spelled, and its neighbours do not matter. In the order of reading, document n
 of a split goes to shard n // shard_size. The ranks take shards in turn; each of them reads all
 documents, which is fast.
 """
@@ -44,6 +44,7 @@ from corpora.readers import (FASTA, KINDS, NOT_TEXT, Document, count_endings, co
                              passed_over, read_file, stem_of, walk, walk_folders)
 from data import read_meta
 
+SPLITS = ('train', 'val', 'pairs', 'sets')                   # the last two of icons.py alone
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
@@ -65,11 +66,14 @@ def is_fasta(source):
 
 def names_of(source):
     """ How meta.json names the input. No path of this machine is in it. """
-    if source.import_dir or source.image_size or os.path.isdir(source.hub_dataset):
+    is_pictures = source.image_size and os.path.isdir(source.input)
+    if source.import_dir or is_pictures or os.path.isdir(source.hub_dataset):
         folder = source.import_dir or source.hub_dataset or source.input
         return [os.path.basename(os.path.abspath(folder))]
-    if source.hub_dataset or source.input == 'builtin':
+    if source.hub_dataset or source.input in ('builtin', 'icons'):
         return [source.hub_dataset or source.input]
+    if source.image_size:
+        return [name for name, _ in list_files(source.input, ('.json',))]
     return [name for name, _ in list_files(source.input)]
 
 # -----------------------------------------------------------------------------
@@ -163,7 +167,7 @@ def list_files(spec, kinds=KINDS, passed=None):
         if os.path.exists(path) and not os.path.isfile(path):
             raise ValueError(f'{path}: a pipe or a device, which cannot be read twice: write it '
                              'into a file')
-        if kind_of(name) in NOT_TEXT:
+        if kind_of(name) in NOT_TEXT and kind_of(name) not in kinds:
             raise ValueError(f'{path}: cannot read this kind of file; '
                              'convert it to text, .jsonl, .csv or .parquet')
     return list(found.values())
@@ -202,8 +206,12 @@ def read(source, counts):
     if source.import_dir:
         return read_earlier(source)
     if source.image_size:
-        from corpora.images import read_digits, read_images
-        return read_digits(source) if source.input == 'digits' else read_images(source, counts)
+        paths = icon_files(source.input, counts)
+        if paths or source.input == 'icons':
+            from corpora.icons import read_icons
+            return read_icons(paths, source, counts)
+        from corpora.images import read_images
+        return read_images(source, counts)
 
     # texts
     files = []
@@ -234,6 +242,17 @@ def read(source, counts):
         files = [(name, read_file(path, source, counts)) for name, path in files]
         return by_name(files, arrays)
     return with_latents(texts, arrays)
+
+
+def icon_files(spec, counts):
+    """ The .json files of an input of icons; [] where it is a folder of pictures. """
+    if spec == 'icons' or os.path.isdir(spec) and not any(kind_of(path) == '.json'
+                                                          for path in walk(spec)):
+        return []
+    passed = set()
+    paths = [path for _, path in list_files(spec, ('.json',), passed)]
+    counts.update(count_endings(passed))
+    return paths
 
 
 def latent_files(spec, passed):
@@ -325,8 +344,9 @@ def documents(source, counts, hashed=False):
 @dataclass
 class Plan:
     """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
-    is_val: np.ndarray         # a bit for each document of the input, in the order of reading
-    totals: Counter            # documents of train and val
+    splits: bytes              # of each document of the input, in the order of reading: i for
+                               # SPLITS[i]
+    totals: Counter            # documents of each split
     digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
     # prepare.py adds
@@ -365,13 +385,13 @@ def survey(source, val):
     # read all. A document whose hash is below the limit goes to val. Where this leaves a split
     # empty, the limit moves just enough to give it one document, and all are read again
     limit = 0 if val else int(source.val_fraction * 2**64)
-    counts, tally, sample, hashes = read_once(source, limit)
-    if len(hashes) and not val:
+    counts, tally, sample, hashes, splits = read_once(source, limit)
+    has_both = tally.documents['train'] and tally.documents['val']
+    if len(hashes) and not val and not has_both:
         fitting = min(max(limit, int(hashes.min()) + 1), int(hashes.max()))
         if fitting != limit:
             limit = fitting
-            counts, tally, sample, hashes = read_once(source, limit)
-    is_val = hashes < np.uint64(limit)
+            counts, tally, sample, hashes, splits = read_once(source, limit)
     counts_of = dict(input=counts)
     if val:
         # which of its documents are among those of train, all of them?
@@ -408,7 +428,7 @@ def survey(source, val):
     if counts['nucleotides'] > counts['read'] / 2:
         warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
              'ACGTUN: nucleotides, and they are read as residues')
-    plan = Plan(np.packbits(is_val), totals, tally.digest.hexdigest(), counts_of)
+    plan = Plan(bytes(splits), totals, tally.digest.hexdigest(), counts_of)
     return plan, [text for _, text in sorted(sample, reverse=True)]
 
 
@@ -420,7 +440,8 @@ def read_once(source, limit):
     sample    texts of train to fit on, [(-hash, text)]: those with the smallest hashes. So it is
               uniform, the same in any order of reading, and fits into memory
     hashes    (n,) uint64, of each document: the hash of its group, or where it has none of its
-              text. A document whose hash is below the limit is val
+              text. A document whose hash is below the limit is val, unless the source says it
+    splits    its split, i for SPLITS[i]
     """
     counts = Counter()
     tally = Tally(source.shard_size)
@@ -428,12 +449,15 @@ def read_once(source, limit):
     n_bytes = 0                                              # that its texts take
     highest_of_sample = 2**64
     hashes = array('Q')                                      # 8 bytes a document
+    splits = bytearray()
     with progress_bar(desc='reading', unit=' documents') as bar:
         for doc in documents(source, counts, hashed=True):
             h = text_hash(doc.group) if doc.group else doc.hash
             hashes.append(h)
-            tally.add('val' if h < limit else 'train', doc.text)
-            if limit <= h < highest_of_sample:
+            split = doc.split or ('val' if h < limit else 'train')
+            splits.append(SPLITS.index(split))
+            tally.add(split, doc.text)
+            if split == 'train' and h < highest_of_sample:
                 heapq.heappush(sample, (-h, doc.text))
                 n_bytes += getsizeof(doc.text)
             # too many: the one with the highest hash leaves, and from now on none with a higher
@@ -443,7 +467,7 @@ def read_once(source, limit):
                 highest_of_sample = -minus_h
                 n_bytes -= getsizeof(text)
             bar.update()
-    return counts, tally, sample, np.array(hashes, np.uint64)
+    return counts, tally, sample, np.array(hashes, np.uint64), splits
 
 # -----------------------------------------------------------------------------
 # The second reading: documents in shards
@@ -451,9 +475,9 @@ def read_once(source, limit):
 def with_splits(plan, source, val):
     """ (split, document), in the order of reading, those of val_input last. """
     # if there are more of them now than there were, they do not matter: the digest is another one
-    is_val = itertools.chain(np.unpackbits(plan.is_val), itertools.repeat(0))
-    for doc, bit in zip(documents(source, Counter()), is_val):
-        yield ('val' if bit else 'train'), doc
+    splits = itertools.chain(plan.splits, itertools.repeat(0))
+    for doc, i in zip(documents(source, Counter()), splits):
+        yield SPLITS[i], doc
     if val:
         for doc in documents(val, Counter()):
             yield 'val', doc
@@ -463,7 +487,7 @@ def own_shards(plan, source, val, rank, world):
     """ (split, number of the shard, its documents) of the shards of one rank, as each fills up.
     ValueError at the end, where the documents are not those of the survey. """
     tally = Tally(source.shard_size)
-    waiting = dict(train=[], val=[])
+    waiting = {split: [] for split in SPLITS}
     for split, doc in with_splits(plan, source, val):
         shard = tally.add(split, doc.text)
         if shard % world != rank:

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from corpora import icons
-from corpora.icons import Icon, icons_of, splits_of, texts_of, words_of
+from corpora.icons import Icon, icons_of, splits_of, words_of
+from corpora.images import to_pixels
+from data import PackedDataset
+from launch import run, source_of, texts_of
 
 MIT = dict(license=dict(spdx='MIT'), palette=False)
 
@@ -131,9 +134,46 @@ def test_whole_sets_are_held_out(monkeypatch):
 
 def test_the_texts_of_a_drawing():
     heart = Icon('tabler', ('heart', 'filled'), b'')
-    assert texts_of(heart) == texts_of(heart)
-    with_set, without = zip(*(texts_of(heart._replace(set=f's{i}')) for i in range(200)))
+    with_set, without = zip(*(icons.texts_of(heart._replace(set=f's{i}')) for i in range(200)))
     assert with_set[7] == 's7: heart filled'
     assert set(without) == {'heart filled', 'a heart filled'}
     assert 70 < without.count('heart filled') < 130
-    assert 'an arrow' in {texts_of(Icon(f's{i}', ('arrow',), b''))[1] for i in range(20)}
+    assert 'an arrow' in {icons.texts_of(Icon(f's{i}', ('arrow',), b''))[1] for i in range(20)}
+
+
+def test_prepared_icons_have_splits_that_are_held_out(tmp_path):
+    pytest.importorskip('resvg_py', reason='draws icons: pip install resvg-py')
+    # ten sets that draw 8 x 8 names, each a square at a place of its own
+    for k in range(10):
+        drawings = {f'w{i}-v{j}': dict(body=f'<path d="M{i} {j}h{k + 3}v{k + 4}z"/>')
+                    for i in range(8) for j in range(8)}
+        write_set(tmp_path, f's{k}', drawings)
+    (tmp_path / 'two').mkdir()
+    out = f'{tmp_path}/two/data'
+    result = run('prepare.py', f'--input={tmp_path}/*.json', '--image_size=8', '--patch=4',
+                 '--channels=1', '--vocab_size=300', '--shard_size=300', f'--out={out}')
+    assert result.returncode == 0, result.stderr
+
+    # the texts of each split, and the same without the set's name and the article
+    texts = {}
+    for split in ('train', 'val', 'pairs'):
+        assert PackedDataset(out, split).latent_shape == (4, 16)
+        texts[split] = set(texts_of(out, split))
+    bare = {split: {text.split(': ')[-1].removeprefix('a ') for text in some}
+            for split, some in texts.items()}
+    named = {split: {text for text in some if ': ' in text} for split, some in texts.items()}
+    assert len(bare['val']) >= 1 and not bare['val'] & bare['train']
+    assert bare['pairs'] <= bare['train'] and not named['pairs'] & named['train']
+    assert sum(map(len, named.values())) == 640
+
+
+def test_the_icons_that_come_along_are_read_without_resvg():
+    pytest.importorskip('PIL', reason='reads icons: pip install pillow')
+    source = source_of(input='icons', image_size=32, patch=4, channels=1)
+    documents = list(icons.read_icons([], source, Counter()))
+    assert len(documents) == 2 * 13_728 and len({doc.group for doc in documents}) == 13_724
+    z = documents[0].latent()
+    assert z.shape == (64, 16) and z.dtype == np.float32 and z.min() == -1 and z.max() == 1
+    heart = next(doc for doc in documents if doc.text == 'tabler: heart')
+    picture = to_pixels(heart.latent()[None], 4, 1)[0, ..., 0]
+    assert picture[0, 0] == 255 and (picture < 128).mean() < .3
