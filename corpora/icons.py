@@ -34,10 +34,11 @@ from corpora.svg import Painter
 
 LICENCES = ('MIT', 'Apache-2.0', 'ISC', 'CC0-1.0', 'CC-BY-4.0', 'CC-BY-3.0')
 MOST_BYTES = 2**27             # of a file
+XMLNS = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 MOST_WORDS = 5                 # of a name
 SIZES = {str(n) for n in (8, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 64, 96, 128)}
-STYLES = {'fill', 'filled', 'outline', 'outlined', 'line', 'linear', 'bold', 'light', 'thin', 'solid',
-          'duotone', 'twotone', 'sharp', 'round', 'rounded', 'regular', 'broken', 'alt', 'o', 'fat'}
+STYLES = set('fill filled outline outlined line linear bold light thin fat solid duotone twotone '
+             'sharp round rounded regular broken alt o'.split())
 SHEET = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'icons')
 SHEET_SIZE = 32                # pixels a side of a drawing in it
 HELD_OUT = .03                 # of the names, and of the pairs
@@ -82,8 +83,8 @@ def read_set(path):
 
 
 def drawings_of(found, size, counts):
-    """ (name, SVG, turns) of each icon and alias of a set. turns: how often it is mirrored from left to
-    right, from top to bottom, and turned by 90 degrees. """
+    """ (name, SVG, turns) of each icon and alias of a set. turns: how often it is mirrored from
+    left to right, mirrored from top to bottom, and turned by 90 degrees. """
     icons = found['icons']
     aliases = found.get('aliases') or {}
     for name in [*icons, *aliases]:
@@ -104,9 +105,9 @@ def drawings_of(found, size, counts):
         left, top, width, height = (
             float(icon.get(key, found.get(key, default)))
             for key, default in (('left', 0), ('top', 0), ('width', 16), ('height', 16)))
-        svg = (f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-               f'width="{size}" height="{size}" viewBox="{left:g} {top:g} {width:g} {height:g}">{icon["body"]}</svg>')
-        yield name, svg, flips
+        box = f'{left:g} {top:g} {width:g} {height:g}'
+        head = f'<svg {XMLNS} width="{size}" height="{size}" viewBox="{box}">'
+        yield name, f'{head}{icon["body"]}</svg>', flips
 
 
 def icons_of(paths, size, counts):

@@ -14,13 +14,14 @@ its validation split. What holds the documents, and what brings their latents al
     input='builtin'   builtin.py: documentation on this machine
     hub_dataset       hub.py: datasets of the hub, by name
     latents_from      latents.py: texts whose latents exist already
-    image_size        images.py: images with captions; icons.py: icons and their names
+    image_size        images.py: images with captions, scikit-learn's digits among them;
+                      icons.py: icons and their names
     import_dir        latents.py: the layout of earlier systems
 
 The hash of a document decides whether it is train or val, before it is cut, unless the source says
-it. So no document is in both, however it is spelled, and its neighbours do not matter. In the order of reading, document n
-of a split goes to shard n // shard_size. The ranks take shards in turn; each of them reads all
-documents, which is fast.
+it. So no document is in both, however it is spelled, and its neighbours do not matter. In the order
+of reading, document n of a split goes to shard n // shard_size. The ranks take shards in turn; each
+of them reads all documents, which is fast.
 """
 import glob
 import hashlib
@@ -70,7 +71,7 @@ def names_of(source):
     if source.import_dir or is_pictures or os.path.isdir(source.hub_dataset):
         folder = source.import_dir or source.hub_dataset or source.input
         return [os.path.basename(os.path.abspath(folder))]
-    if source.hub_dataset or source.input in ('builtin', 'icons'):
+    if source.hub_dataset or source.input in ('builtin', 'icons', 'digits'):
         return [source.hub_dataset or source.input]
     if source.image_size:
         return [name for name, _ in list_files(source.input, ('.json',))]
@@ -206,11 +207,13 @@ def read(source, counts):
     if source.import_dir:
         return read_earlier(source)
     if source.image_size:
+        from corpora.icons import read_icons
+        from corpora.images import read_digits, read_images
+        if source.input == 'digits':
+            return read_digits(source)
         paths = icon_files(source.input, counts)
         if paths or source.input == 'icons':
-            from corpora.icons import read_icons
             return read_icons(paths, source, counts)
-        from corpora.images import read_images
         return read_images(source, counts)
 
     # texts
@@ -400,7 +403,10 @@ def survey(source, val):
         for doc in documents(val, of_val, hashed=True):
             tally.add('val', doc.text)
             hashes_of_val.append(doc.hash)
-        of_val['known'] = int(np.isin(np.array(hashes_of_val, np.uint64), hashes).sum())
+        # (of pictures the captions may well be equal)
+        if not source.image_size:
+            known = np.isin(np.array(hashes_of_val, np.uint64), hashes)
+            of_val['known'] = int(known.sum())
 
     # neither split may be empty
     for one, found in zip((source, val), counts_of.values()):

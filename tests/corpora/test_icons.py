@@ -70,7 +70,8 @@ def test_what_is_left_out_is_counted_by_its_reason(tmp_path):
     colours = write_set(tmp_path, 'colours', info=MIT | dict(palette=True))
     other = tmp_path / 'other.json'
     other.write_text('{"name": "no set"}')
-    found, counts = read(write_set(tmp_path, icons=drawings), no_licence, closed, colours, str(other))
+    others = no_licence, closed, colours, str(other)
+    found, counts = read(write_set(tmp_path, icons=drawings), *others)
     assert [icon.words for icon in found] == [('heart',)]
     assert counts == {
         'icons: the same twice': 1, 'icons: a name of no or many words': 2, 'icons: empty': 1,

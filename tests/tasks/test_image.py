@@ -6,7 +6,7 @@ import torch
 
 from corpora.images import DIGITS, image_patches, to_patches, to_pixels
 from data import PackedDataset
-from launch import ROOT, TINY, flags, measured, run_together
+from launch import ROOT, TINY, flags, measured, prepared, run_together
 from tasks import common, image
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
@@ -123,3 +123,23 @@ def test_the_classifier_and_copies_in_grey_levels():
     flat = np.array([[10], [30], [100]], np.uint8)[:, :, None, None].repeat(4, 2)
     at, distance = image.nearest_pictures(flat[:2], flat[::2])
     assert at.tolist() == [0, 0] and distance.tolist() == pytest.approx([0, 20.])
+
+
+def test_pictures_may_have_validation_pictures_of_their_own(tmp_path):
+    pil = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
+    for name, greys in (('mine', (10, 90, 170)), ('theirs', (30, 110))):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = ['file_name,text']
+        for grey in greys:
+            pil.new('L', (8, 8), grey).save(folder / f'{grey}.png')
+            lines.append(f'{grey}.png,a grey picture')
+        (folder / 'metadata.csv').write_text('\n'.join(lines))
+    out = prepared(input=tmp_path / 'mine', val_input=tmp_path / 'theirs', image_size=8, patch=4,
+                   channels=1, encoder='none', tokenizer='byte', out=tmp_path / 'data')
+    greys = {}
+    for split in ('train', 'val'):
+        data = PackedDataset(out, split)
+        raw = data.raw_latents(np.arange(len(data))).numpy()
+        greys[split] = sorted(np.unique(to_pixels(raw, 4, 1)).tolist())
+    assert greys == dict(train=[10, 90, 170], val=[30, 110])
