@@ -57,6 +57,7 @@ from noise import below_1, normals, uniforms
 # GIVEN: the modality is given, so its clock is 0
 # causal: the network reads the text from left to right and predicts the next token. Nothing is
 # masked. Every token and the EOS are scored, PAD is not
+# complete: t2l where a part of the latent is given too, some of its vectors (given_parts)
 DRAWN, GIVEN = True, False
 
 MODES = {
@@ -65,8 +66,10 @@ MODES = {
     'l2t':           (DRAWN,      GIVEN,        1,           0),
     't2l':           (GIVEN,      DRAWN,        0,           1),
     'causal':        (GIVEN,      GIVEN,        1,           0),
+    'complete':      (GIVEN,      DRAWN,        0,           1),
 }
 CAUSAL = list(MODES).index('causal')
+COMPLETE = list(MODES).index('complete')
 
 
 def check_choice(name, value, choices):
@@ -139,6 +142,21 @@ def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
     t_text = torch.where(dropped & (text_on == 0), 1.0, t_text)
     t_latent = torch.where(dropped & (latent_on == 0), 1.0, t_latent)
     return Clocks(mode, t_text, t_latent, text_on, latent_on)
+
+
+def given_parts(seed, step, first, rows, N):
+    """ Which of the N vectors of a latent, a square grid, are given in rows of the mode `complete`:
+    (rows, N) bool. A box is drawn at random; given is all but the box, or the box alone. """
+    side = math.isqrt(N)
+    u = uniforms(seed, step, 'parts', first, rows, 5)
+    # one edge of three lies outside, so that half pictures are among them
+    edges = side * (1.5 * u[:, :4] - 0.25)
+    middles = torch.arange(side) + 0.5                     # of the lines and columns of the grid
+    is_before = middles < edges[:, :, None]                # (rows, 4, side)
+    box_lines = is_before[:, 0] ^ is_before[:, 1]
+    box_columns = is_before[:, 2] ^ is_before[:, 3]
+    box = (box_lines[:, :, None] & box_columns[:, None]).flatten(1)
+    return box ^ (u[:, 4:] < 0.5)
 
 
 # ---- logits, a chunk of the positions at a time
@@ -443,12 +461,18 @@ class GaussianLatents:
         a, b = self.combination(*self.alpha_sigma_like(t, z))
         return a * z + b * e
 
-    def loss(self, out, target, row_weight):
+    def loss(self, out, target, row_weight, given=None):
         """ loss = mean over rows of row_weight * (mean squared error per live dimension)
-        row_weight (B,): 1, or 0 where the row has no latent loss. All B rows count.
+        row_weight (B,): 1, or 0 where the row has no latent loss. All B rows count. given (B, N):
+        vectors that are given, so that the mean is over the others; None: none.
         Returns the loss, and the error per row (B,), unweighted. """
         squared = (out - target).square() * self.live                    # (B, N, D)
-        error = squared.mean(1).sum(1) / self.live.sum()                 # (B,)
+        if given is None:
+            squared = squared.mean(1)                                    # (B, D)
+        else:
+            unknown = (~given)[..., None].float()
+            squared = (squared * unknown).sum(1) / unknown.sum(1).clamp(min=1)
+        error = squared.sum(1) / self.live.sum()                         # (B,)
         return torch.where(row_weight > 0, row_weight * error, 0).mean(), error
 
 
@@ -472,6 +496,7 @@ class Batch:
     clean: torch.Tensor            # (B, N, D)
     noise: torch.Tensor            # (B, N, D)
     row_weight: torch.Tensor       # (B,) 1, or 0 where a row has no latent loss
+    given: torch.Tensor            # (B, N) bool: vectors that stay clean; None: none of any row
     # for the log: real tokens of masked rows that have a text loss, and of causal rows, (1,)
     n_real: torch.Tensor
     n_real_causal: torch.Tensor
@@ -524,6 +549,12 @@ class Noising:
             is_whole = is_end(tokens[:, -1], ids)
             clocks = clocks._replace(latent_on=torch.where(is_whole, clocks.latent_on, 0))
 
+        # in rows of the mode complete, a part of the latents is given
+        given = None
+        if shares['complete']:
+            given = given_parts(seed, step, rows.first, B, latents.shape[1])
+            given = given & (clocks.mode == COMPLETE)[:, None]
+
         # causal rows last
         is_causal = clocks.mode == CAUSAL
         order = is_causal.byte().argsort(stable=True)
@@ -543,6 +574,7 @@ class Noising:
             clean=None if noise is None else latents[order],
             noise=noise,
             row_weight=clocks.latent_on.float(),
+            given=None if given is None else given[order],
             n_real=real[:first_causal].sum()[None].float(),
             n_real_causal=real[first_causal:].sum()[None].float(),
             pad=ids.pad)
@@ -618,11 +650,13 @@ class Loss(nn.Module):
             z_t = None
             if batch.clean is not None:
                 z_t, noise = self.latent.corrupt(batch.clean, batch.t_latent, batch.noise)
+            if batch.given is not None:
+                z_t = torch.where(batch.given[..., None], batch.clean, z_t)
 
             # the network; its text head runs on the scored positions only
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
                 batch.x_t, z_t, batch.t_text, batch.t_latent, batch.positions, predict,
-                return_hidden=True, n_causal=batch.n_causal)
+                return_hidden=True, n_causal=batch.n_causal, given=batch.given)
             if 'text' in predict:
                 seen = batch.x_t.flatten()[batch.positions]              # (P,)
                 text_loss, nll, right = self.text.loss(
@@ -632,7 +666,8 @@ class Loss(nn.Module):
         # the latent loss, in float32
         if 'latent' in predict:
             target = self.latent.target_of(batch.clean, noise, batch.t_latent)
-            latent_loss, error = self.latent.loss(latent_out, target, batch.row_weight)
+            latent_loss, error = self.latent.loss(latent_out, target, batch.row_weight,
+                                                   batch.given)
         if batch.unmasked and 'text' in predict:
             importance_loss = self.text.importance_loss(learned, nll, batch)
 

@@ -57,6 +57,7 @@ class ModelConfig:
     shortcut: bool = False                # tokens and logits read a linear map of the latents
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
+    parts: bool = False                   # some of the N vectors may be given: they are marked
     dropout: float = 0.0
     importance: str = 'none'              # none | freq | learned | hybrid: of tokens, to mask by
     clusters: int = 0                     # of tokens (processes/hdlm.py): ids V + 1 .. V + clusters
@@ -336,6 +337,8 @@ class Model(nn.Module):
             self.latent_clock = TimestepEmbedding(c.width)
             self.latent_modulation = nn.Linear(c.width, 8 * c.latent_width + n_gates)
             self.latent_head = nn.Linear(c.latent_tokens * c.latent_width, c.latent_dim)
+            if c.parts:
+                self.latent_given = nn.Parameter(torch.empty(c.latent_width))
             if c.spatial:
                 grid = grid_positions(c.n_latents, c.latent_width)
                 self.register_buffer('grid', grid, persistent=False)
@@ -363,20 +366,21 @@ class Model(nn.Module):
             self.register_buffer('cluster_of', table)
 
     def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'),
-                return_hidden=False, n_causal=0):
+                return_hidden=False, n_causal=0, given=None):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a missing stream.
         positions (P,) int64: where the head runs, in the flattened B * L; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
         return_hidden: the text's hidden states in place of its logits; a loss runs the head itself.
         n_causal: how many rows are causal, the last ones of the batch.
+        given (B, N) bool: the latent vectors that are clean, whatever t_latent says; None: none.
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
         prediction (B, N, D) float32; None where not wanted.
         """
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
         read = self.shifted(tokens, n_causal)
-        text, latent, condition = self.embed_inputs(read, latents, t_text, t_latent)
+        text, latent, condition = self.embed_inputs(read, latents, t_text, t_latent, given)
 
         # both clocks, as one vector, modulate every block and the ends of both streams
         text_modulation = latent_modulation = cos = sin = None
@@ -425,7 +429,7 @@ class Model(nn.Module):
         n_full = 0 if self.config.shift else len(tokens) - n_causal
         return torch.cat([tokens[:n_full], later[n_full:]])
 
-    def embed_inputs(self, tokens, latents, t_text, t_latent):
+    def embed_inputs(self, tokens, latents, t_text, t_latent, given=None):
         """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector
         (B, C) that both clocks make. """
         # a clock adds its embedding to the constant part of the conditioning vector
@@ -445,6 +449,8 @@ class Model(nn.Module):
             latent = latent.unflatten(2, (c.latent_tokens, c.latent_width))
             if c.spatial:
                 latent = latent + self.grid[:, None]
+            if given is not None:
+                latent = latent + given[..., None, None] * self.latent_given
             latent = in_compute_dtype(latent.flatten(1, 2) + self.latent_pos_emb, weight)
             condition = condition + self.latent_clock(t_latent)
         return text, latent, in_compute_dtype(F.silu(condition), weight)
@@ -510,6 +516,8 @@ class Model(nn.Module):
             self.text_head.weight.zero_()
         if 'latent' in self.config.streams:
             self.latent_pos_emb.normal_()
+            if self.config.parts:
+                self.latent_given.normal_()
             self.latent_modulation.weight.zero_()
             self.latent_head.weight.zero_()
         if self.config.bag:

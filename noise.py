@@ -22,7 +22,7 @@ import torch
 
 # one key word for each, so that no two purposes share their numbers
 PURPOSES = ('clocks', 'mask', 'latent', 'evaluation', 'evaluation clock', 'evaluation latent',
-            'crop', 'unmask', 'token', 'null', 'start', 'solver', 'length', 'half')
+            'crop', 'unmask', 'token', 'null', 'start', 'solver', 'length', 'half', 'parts')
 
 
 def philox(seed, step, purpose):

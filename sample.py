@@ -13,6 +13,7 @@ Text and latents of a trained run, in every direction.
     python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
     python sample.py --out_dir=out/image_text --mode=l2t --image=seven.png
+    python sample.py --out_dir=out/icons --mode=complete --image=half.png --text="tabler: heart"
 
 mode          the condition, at clock 0            what is drawn, from clock 1 to 0
 l2t           a latent (of a text: its embedding)  a text
@@ -23,6 +24,7 @@ text, latent  nothing: the other's clock stays 1   one alone
 infill        part of a text, and maybe a latent   the rest of the text
 edit          a text, and another latent           the part of the text that does not fit the latent
 t2l2t         a text                               a latent, and a text from that latent
+complete      a part of a picture, maybe a text    the rest of the picture
 
 The directions are the methods of Run (sampling/run.py), which do the same from Python.
 Letters: n texts, N latent vectors, D latent dims.
@@ -47,7 +49,7 @@ from base.console import shown, stop_on_error, warn
 from base.machine import keep_freed_memory
 from base.writing import check_writable, write_text, write_whole
 from configurator import configure, on_command_line
-from corpora.images import images_of, pixels, read_pictures, write_png
+from corpora.images import images_of, pixels, read_in_part, read_pictures, write_png
 from diffusion import check_choice
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
@@ -58,7 +60,8 @@ from sampling.run import Run
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
-mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, edit or t2l2t>
+mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, edit, t2l2t or
+                            # complete>
                             # text, latent: one alone; '', or a mode of training: infill where
                             # `text` has a [MASK], else as it was trained
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
@@ -70,7 +73,10 @@ field = 'text'              # where a record has its text
 latents = ''                # l2t, infill, edit: the raw embeddings in this .npy file: (n, D) or
                             # (n, N, D)
 image = ''                  # l2t, infill: or this picture, or the .png and .jpg files of this
-                            # folder, where the run is of images
+                            # folder, where the run is of images. complete: a picture; what is
+                            # transparent in it is drawn
+box = ''                    # complete: or this box of it, X0,Y0,X1,Y1, in pixels of the run's
+                            # pictures
 like = ''                   # infill, edit: or towards the embedding of this text
 towards = ''                # edit: or towards that of `text` itself, to which the embedding of this
                             # text is added
@@ -131,17 +137,17 @@ def read_given(run, direction, text):
     """ What a direction is given to read, in three fields. names: a line for each source, which
     is printed above its samples; '' prints none. texts: n texts, or None. raw: raw latents
     (n, N, D), or None. """
-    given = SimpleNamespace(names=[''] * num_samples, texts=None, raw=None)
+    given = SimpleNamespace(names=[''] * num_samples, texts=None, raw=None, parts=None)
     if direction in ('unconditional', 'text', 'latent'):
         return given
 
     # one text, and one embedding where both are read
     n_embeddings = bool(latents) + bool(image) + bool(like) + bool(towards or away)
     has_both = (text or texts) and n_embeddings
-    if text and texts or n_embeddings > 1 or has_both and direction not in ('infill', 'edit'):
+    if text and texts or n_embeddings > 1 or has_both and direction not in ('infill', 'edit', 'complete'):
         raise ValueError('text, texts, latents, image, like, and towards with away: give one text, '
                          'and one embedding where both are read')
-    if not (text or texts) and not (direction == 'l2t' and n_embeddings):
+    if not (text or texts) and not (direction in ('l2t', 'complete') and n_embeddings):
         raise ValueError(f'mode={direction} reads {", or ".join(what_it_reads(run, direction))}')
     if n_embeddings and 'latent' not in run.net.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
@@ -153,7 +159,10 @@ def read_given(run, direction, text):
     given.names = given.texts
 
     # the latents
-    if image:
+    if direction == 'complete':
+        files, given.raw, given.parts = read_in_part(run, image, box)
+        given.names = given.texts or files
+    elif image:
         files, given.raw = read_pictures(run, image)
         given.names = given.texts or files
     elif latents:
@@ -170,6 +179,8 @@ def read_given(run, direction, text):
 def what_it_reads(run, direction):
     """ The flags that give a direction of this run what it begins with. """
     flags = ['--text="..."', '--texts=FILE']
+    if direction == 'complete':
+        flags = ['--image=FILE.png']
     if direction == 'l2t':
         if not run.meta['encoder']:
             flags = []                                     # nothing embeds a text
@@ -207,6 +218,10 @@ def draw_both(run, given, num_samples, on_step, **knobs):
 
 def draw_embedding(run, given, num_samples, on_step, **knobs):
     return None, run.embed(given.texts, num_samples, **knobs), None
+
+
+def draw_rest(run, given, num_samples, on_step, **knobs):
+    return None, run.complete(given.raw, given.parts, given.texts, num_samples, **knobs), None
 
 
 def draw_round_trip(run, given, num_samples, on_step, **knobs):
@@ -261,6 +276,7 @@ DIRECTIONS = {
     'latent': Direction(draw_latent, TO_LATENT),
     'unconditional': Direction(draw_both, TO_TEXT | TO_LATENT),
     't2l': Direction(draw_embedding, FROM_TEXT | TO_LATENT),
+    'complete': Direction(draw_rest, {'text', 'image', 'box'} | TO_LATENT),
     't2l2t': Direction(draw_round_trip,
                        FROM_TEXT | TO_TEXT | TO_LATENT | {'rerank', 'latent_clock'}),
     'l2t': Direction(draw_from_latent, FROM_TEXT | FROM_LATENT | TO_TEXT | {'rerank'}),
@@ -283,7 +299,7 @@ def respond(run, direction, config):
     # each source
     n_each = 1 if given.texts is None and given.raw is None else num_samples
     on_step = no_callback
-    if watch and direction not in ('t2l', 'latent'):
+    if watch and direction not in ('t2l', 'latent', 'complete'):
         n_drafts = knobs['rerank'] if direction in ('l2t', 't2l2t') else 1
         on_step = watcher(run, len(given.names) * n_each * n_drafts)
     draw = DIRECTIONS[direction].draw
@@ -323,7 +339,7 @@ def respond(run, direction, config):
 def describe_latents(run, direction, given, n_each, raw):
     """ A line on each latent. """
     shape = f'latent of {tuple(raw.shape[1:])}'
-    if direction == 'latent':
+    if direction in ('latent', 'complete'):
         return [shape] * len(raw)
     if png:
         return [f'picture {i + 1}' for i in range(len(raw))]

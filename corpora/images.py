@@ -173,6 +173,37 @@ def read_pictures(run, path):
     return [os.path.basename(file) for file in files], torch.from_numpy(np.stack(patches))
 
 
+def read_in_part(run, path, box):
+    """ (names, raw latents (1, N, D), given (1, N)) of a picture that is to be completed: not given
+    is each patch that is transparent somewhere, or lies in the box 'X0,Y0,X1,Y1', in pixels of the
+    run's pictures. """
+    cut = images_of(run)
+    if not os.path.isfile(path):
+        raise ValueError(f'image={path}: mode=complete reads one picture')
+    names, raw = read_pictures(run, path)
+    S = cut['image_size']
+    if box:
+        numbers = box.split(',')
+        edges = [int(x) for x in numbers if x.strip().isdecimal()]
+        if len(numbers) != 4 or len(edges) != 4:
+            raise ValueError(f'box={box}: expected X0,Y0,X1,Y1, pixels from 0 to {S}')
+        is_drawn = np.zeros((S, S), bool)
+        is_drawn[edges[1]:edges[3], edges[0]:edges[2]] = True
+    else:
+        from PIL import Image, ImageOps
+        with Image.open(path) as image:
+            image = ImageOps.exif_transpose(image).convert('RGBA')
+            image = ImageOps.fit(image, (S, S), Image.Resampling.BOX)
+        is_drawn = np.asarray(image)[..., 3] < 255
+
+    patches = to_patches(is_drawn[..., None], cut['patch'])              # (N, pixels)
+    given = torch.from_numpy(~patches.any(1))[None]
+    if given.all():
+        raise ValueError(f'image={path}: nothing in it is transparent: name what is to be drawn, '
+                         '--box=X0,Y0,X1,Y1')
+    return names, raw, given
+
+
 def write_png(path, pictures, columns=0, side=128):
     """ Pictures (n, S, S, channels) as one sheet, in rows of `columns` (0: as many columns as
     rows). Small ones are enlarged by a whole factor, to about `side` pixels. """

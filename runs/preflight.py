@@ -86,6 +86,7 @@ def earlier_network(config):
                 bag=c.bag,
                 shortcut=c.shortcut,
                 shift=c.shift,
+                parts=c.parts,
                 latent_target=identity['latent_target'])
 
 
@@ -97,12 +98,16 @@ def network(config, data):
     # network
     N, D = data.latent_shape or (0, 0)
     modes = modes_of(config['mode'])
+    if 'complete' in modes and not config['spatial']:
+        raise ValueError('mode=complete gives a part of a picture, and draws the rest: it needs '
+                         '--spatial=true, latents that are a square grid')
     is_one_vector = set(config['streams']) == {'text', 'latent'} and N == 1
     bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
     shape = earlier_network(config) or dict(
         bag=bag,
         shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
         shift='causal' in modes,
+        parts='complete' in modes,
         latent_target='x0' if bag else 'v')
     target = shape.pop('latent_target')
     config['latent_target'] = config['latent_target'] or target

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from diffusion import mode_shares
 
 # {stream: the modes whose rows have a loss on it}
-LOSSES = dict(text=('unconditional', 'l2t', 'causal'), latent=('unconditional', 't2l'))
+LOSSES = dict(text=('unconditional', 'l2t', 'causal'), latent=('unconditional', 't2l', 'complete'))
 
 
 @dataclass

@@ -122,11 +122,13 @@ class Denoiser:
         text may be among them repeatedly, as in a beam search. """
         cache['reader'].keep(texts)
 
-    def latent_at(self, tokens, t, z_s, s):
-        """ x0 and e (B, N, D), the clean latent and the noise in z_s, given texts (B, L). """
+    def latent_at(self, tokens, t, z_s, s, given=None):
+        """ x0 and e (B, N, D), the clean latent and the noise in z_s, given texts (B, L). given
+        (B, N): vectors of z_s that are clean, or None. """
         B = len(z_s)
         self.row_calls += B
-        _, out = self.model(tokens, z_s, self.clock(t, B), self.clock(s, B), predict=('latent',))
+        _, out = self.model(tokens, z_s, self.clock(t, B), self.clock(s, B), predict=('latent',),
+                            given=given)
         return x0_and_e(self.latent, out, z_s, s)
 
     def nats(self, tokens, z, s, u=None, known_mask=None):

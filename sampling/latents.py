@@ -24,9 +24,10 @@ def settle_latents(net, knobs, from_text):
 
 
 @torch.inference_mode()
-def make_latents(net, tokens, n, knobs, rows=None):
+def make_latents(net, tokens, n, knobs, rows=None, known=None, given=None):
     """ n standardised latents (n, N, D) of texts tokens (n, L), or of no text: tokens None. rows
-    (n, 2): of noise.py, by default those of n sources. """
+    (n, 2): of noise.py, by default those of n sources. known (n, N, D): latents of which the
+    vectors given (n, N) stay as they are; None: all are drawn. """
     rows = rows_of(n) if rows is None else rows
     knobs = settle_latents(net, knobs, from_text=tokens is not None)
     g = 0 if tokens is None else knobs.guidance
@@ -38,16 +39,26 @@ def make_latents(net, tokens, n, knobs, rows=None):
         x = tokens[part].to(net.device)
         null = torch.where(net.ends(x), x, net.text.mask_id)
 
+        # what is given of the latents
+        clean = is_given = None
+        if known is not None:
+            clean = known[part].to(net.device)
+            is_given = given[part].to(net.device)
+
+        def with_given(z):
+            return z if clean is None else torch.where(is_given[..., None], clean, z)
+
         def denoise(z, t):
+            z = with_given(z)
             return guided_latents(
                 g,
-                conditional=lambda: net.latent_at(x, 0.0, z, t),
-                unconditional=lambda: net.latent_at(null, 1.0, z, t))
+                conditional=lambda: net.latent_at(x, 0.0, z, t, is_given),
+                unconditional=lambda: net.latent_at(null, 1.0, z, t, is_given))
 
         noise = Noise(knobs.seed, rows[part])
         z = net.nothing(noise, 'start')
         z = solve(net.latent, knobs.solver, z, knobs.latent_steps, denoise, noise)
-        out.append(z.cpu())
+        out.append(with_given(z).cpu())
     return torch.cat(out)
 
 

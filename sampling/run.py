@@ -6,6 +6,7 @@ A trained run: what it can do, and what it writes, strings in, strings or latent
     run.infill(['Return [MASK:2] list.'])       # the gaps of a text
     run.edit(['a red bike'], towards=['blue'], away=['red'])
     run.embed(['Return a list.'])               # t2l: a latent from a text
+    run.complete(latents, given, ['a heart'])   # the rest of a latent of which a part is given
     run.sample(4)                               # both from noise
 
 The keywords of these methods are the knobs of sampling/knobs.py, and besides
@@ -78,6 +79,7 @@ NEEDS = {
     'latent': Needs(('latent',), (MAKES,)),
     'l2t': Needs(BOTH, (WRITES,)),
     't2l': Needs(BOTH, (MAKES,)),
+    'complete': Needs(BOTH, (('complete',),)),
     't2l2t': Needs(BOTH, (WRITES, MAKES)),
     'unconditional': Needs(BOTH, (('unconditional',),), masked_text=True),
     'infill': Needs(('text',), (WRITES,)),
@@ -301,6 +303,18 @@ class Run:
         tokens = tokens.repeat_interleave(num_samples, 0)
         knobs = SamplingKnobs(**knobs)
         return self.raw_latents(make_latents(self.net, tokens, len(tokens), knobs, rows))
+
+    def complete(self, latents, given, texts=None, num_samples=1, **knobs):
+        """ Latents (n, N, D) whose vectors `given` (n, N) bool stay; the others are drawn, with a text
+        for each where there are texts. """
+        self.check('complete')
+        known = self.stats.standardise(self.to_raw(latents))
+        tokens = None if texts is None else self.pack(texts).repeat_interleave(num_samples, 0)
+        rows = rows_of(len(known), num_samples)
+        known = known.repeat_interleave(num_samples, 0)
+        given = given.repeat_interleave(num_samples, 0)
+        z = make_latents(self.net, tokens, len(known), SamplingKnobs(**knobs), rows, known, given)
+        return self.raw_latents(z)
 
     def sample_latents(self, n, **knobs):
         """ n latents of no text. """

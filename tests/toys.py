@@ -51,7 +51,7 @@ class Network(torch.nn.Module):
             self.logits_of = logits_of
 
     def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent'),
-                return_hidden=False, n_causal=0):
+                return_hidden=False, n_causal=0, given=None):
         logits = latents = None
         if 'text' in predict:
             logits = self.logits_of(tokens, z, t_text, t_latent)
