@@ -144,7 +144,8 @@ def read_given(run, direction, text):
     # one text, and one embedding where both are read
     n_embeddings = bool(latents) + bool(image) + bool(like) + bool(towards or away)
     has_both = (text or texts) and n_embeddings
-    if text and texts or n_embeddings > 1 or has_both and direction not in ('infill', 'edit', 'complete'):
+    takes_both = direction in ('infill', 'edit', 'complete')
+    if text and texts or n_embeddings > 1 or has_both and not takes_both:
         raise ValueError('text, texts, latents, image, like, and towards with away: give one text, '
                          'and one embedding where both are read')
     if not (text or texts) and not (direction in ('l2t', 'complete') and n_embeddings):

@@ -207,11 +207,12 @@ def find_checkpoint(out_dir, which='best'):
 
 def config_of(identity, folder):
     """ The ModelConfig in the identity of a run, which is that of a checkpoint folder. """
-    names = [field.name for field in fields(ModelConfig)]
-    if not {*names, 'latent_target'} <= identity.keys():
+    # a field that came later has its default, with which it changes nothing
+    names = {field.name for field in fields(ModelConfig)}
+    if not {'vocab_size', 'seq_len', 'depth', 'width', 'latent_target'} <= identity.keys():
         raise ValueError(f'{folder} was written by another version of this code: read it with that')
     try:
-        return ModelConfig(**{name: identity[name] for name in names})
+        return ModelConfig(**{name: identity[name] for name in names & identity.keys()})
     except (TypeError, ValueError) as error:               # values of other types
         raise ValueError(f'{folder}: no network has its form ({one_line(error)})') from None
 

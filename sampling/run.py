@@ -305,8 +305,8 @@ class Run:
         return self.raw_latents(make_latents(self.net, tokens, len(tokens), knobs, rows))
 
     def complete(self, latents, given, texts=None, num_samples=1, **knobs):
-        """ Latents (n, N, D) whose vectors `given` (n, N) bool stay; the others are drawn, with a text
-        for each where there are texts. """
+        """ Latents (n, N, D) whose vectors `given` (n, N) bool stay. The others are drawn, each with
+        its text where there are texts. """
         self.check('complete')
         known = self.stats.standardise(self.to_raw(latents))
         tokens = None if texts is None else self.pack(texts).repeat_interleave(num_samples, 0)

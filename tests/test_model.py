@@ -71,7 +71,7 @@ CHANGES = dict(vocab_size=21, latent_tokens=5, depth=3, heads=4, width=20, laten
                mlp_ratio=2.0, shift=True, streams=('text',), bag=True, shortcut=True,
                text_clock=False, spatial=True, dropout=.5)
 SIZES = ('seq_len', 'latent_dim', 'n_latents')             # of the input
-OTHERS = ('importance', 'clusters')
+OTHERS = ('importance', 'clusters', 'parts')              # parts: tests/sampling/test_parts.py
 
 
 def test_every_model_knob_is_tried():

@@ -1,4 +1,4 @@
-""" Latents of which a part is given: what training reads and scores, and the law of what is drawn. """
+""" Latents of which a part is given: what training reads and scores, the law of what is drawn. """
 import numpy as np
 import pytest
 import torch
@@ -88,7 +88,7 @@ def test_the_mark_of_a_given_vector_reaches_the_prediction_of_the_others():
 
 
 class Gaussian(Network):
-    """ Knows E[z | z_t] where z has two vectors of one number, N(0, C), of which some are given. """
+    """ Knows E[z | z_t] where z has two vectors of one number, N(0, C), some of them given. """
     C = torch.tensor([[1., .8], [.8, 1.]])
 
     def forward(self, tokens, z, t_text, t_latent, given=None, **more):
@@ -137,6 +137,7 @@ def test_a_picture_says_which_patches_are_given(tmp_path):
     assert torch.equal(given.view(4, 4), expected)
     pil.fromarray(pixels[4:, :4]).save(tmp_path / 'b.png')
     for path, box, words in (('b.png', '', 'nothing in it is transparent'),
-                             ('b.png', '1,2,3', 'expected X0,Y0,X1,Y1'), ('no.png', '', 'one picture')):
+                             ('b.png', '1,2,3', 'expected X0,Y0,X1,Y1'),
+                             ('no.png', '', 'one picture')):
         with pytest.raises(ValueError, match=words):
             read_in_part(run, str(tmp_path / path), box)
