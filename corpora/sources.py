@@ -418,6 +418,8 @@ def survey(source, val):
     totals = tally.documents
     if not totals['train'] or not totals['val']:
         hint = 'are all the same text' if counts['kept'] > 1 else 'cannot be split'
+        if hashes.min() < hashes.max():                      # the source says the splits
+            hint = 'have no name of two words that can be held out'
         raise ValueError(f'{name}: {counts["kept"]} document(s) {hint}, so there is none for val; '
                          'give --val_input=, or a finer --split_on=, as line')
 

@@ -248,6 +248,16 @@ def write_inputs():
         pixels = rng.integers(0, 256, (40, 40, 3), np.uint8)
         Image.fromarray(pixels).save(f'pictures/{i}.png')
 
+    # icons, and one of which a half is missing
+    drawings = {f'w{i}-v{j}': dict(body=f'<path d="M{i} {j}h9v9z"/>')
+                for i in range(8) for j in range(8)}
+    info = dict(license=dict(spdx='MIT'), palette=False)
+    put('icon-sets/json/tiny.json', json.dumps(dict(prefix='tiny', info=info, icons=drawings)))
+    half = np.full((32, 32, 4), 255, np.uint8)
+    Image.fromarray(half).save('icon.png')
+    half[:, 16:, 3] = 0
+    Image.fromarray(half).save('half.png')
+
 
 HUB = ('minilm', 'e5', 'bge', 'qwen', 'morgan')          # of the hub, or of another package
 TINY = dict(depth=1, width=32, heads=2, latent_width=32, batch_size=8, max_iters=2, warmup_iters=0,
@@ -319,7 +329,7 @@ def in_order(commands):
 
 
 def test_every_command_runs_at_a_tiny_size(here):
-    for library in ('sklearn', 'PIL', 'matplotlib'):
+    for library in ('sklearn', 'PIL', 'matplotlib', 'resvg_py'):
         pytest.importorskip(library, reason='pip install -r tests/requirements.txt')
     write_inputs()
     rows = in_order(ALL)

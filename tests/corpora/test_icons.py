@@ -9,7 +9,7 @@ from corpora import icons
 from corpora.icons import Icon, icons_of, splits_of, words_of
 from corpora.images import to_pixels
 from data import PackedDataset
-from launch import run, source_of, texts_of
+from launch import prepared, run, source_of, texts_of
 
 MIT = dict(license=dict(spdx='MIT'), palette=False)
 
@@ -178,3 +178,11 @@ def test_the_icons_that_come_along_are_read_without_resvg():
     heart = next(doc for doc in documents if doc.text == 'tabler: heart')
     picture = to_pixels(heart.latent()[None], 4, 1)[0, ..., 0]
     assert picture[0, 0] == 255 and (picture < 128).mean() < .3
+
+
+def test_a_set_without_a_name_to_hold_out_is_refused_in_one_line(tmp_path):
+    path = write_set(tmp_path, icons={'heart': square(0), 'star': square(4)})
+    pytest.importorskip('resvg_py', reason='draws icons: pip install resvg-py')
+    knobs = dict(input=path, image_size=8, patch=4, channels=1, encoder='none', tokenizer='byte')
+    with pytest.raises(ValueError, match='4 document.s. have no name of two words that can be held'):
+        prepared(out=tmp_path / 'out', **knobs)
