@@ -46,7 +46,8 @@ from corpora.layouts import export, inspected
 from corpora.lsa import fit_lsa, load_lsa
 from corpora.shards import (NAMES, finish, fitting_max_tokens, given_latents, write_files,
                             write_shards)
-from corpora.sources import documents, has_latents, is_fasta, names_of, paths_in, survey
+from corpora.sources import (documents, has_latents, is_fasta, is_icons, names_of, paths_in,
+                             survey)
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
 from data import FORMAT, check_file, dataset_folder, read_meta
 from encoders import find_encoder, load_encoder
@@ -132,7 +133,6 @@ def sources_of(knobs):
     origins = given('input', 'hub_dataset', 'import_dir')
     latents = given('import_dir', 'latents_from', 'image_size')
     is_digits = knobs.input == 'digits'
-    is_icons = knobs.image_size and not is_digits and not os.path.isdir(knobs.input)
     is_known = knobs.split_on in ('line', 'paragraph', 'file')
     refuse([
         (len(origins) != 1, 'documents come from one of input, hub_dataset, import_dir; given: '
@@ -141,14 +141,14 @@ def sources_of(knobs):
         (is_digits and (knobs.image_size, knobs.channels) != (8, 1),
          f'input=digits needs image_size=8, channels=1, found {knobs.image_size} and '
          f'{knobs.channels}'),
-        (is_icons and knobs.channels != 1,
+        (is_icons(knobs) and knobs.channels != 1,
          f'icons are grey: channels=1, found {knobs.channels}'),
         (knobs.input == 'icons' and knobs.image_size != SHEET_SIZE,
          f'input=icons needs image_size={SHEET_SIZE}, channels=1, found {knobs.image_size} and '
          f'{knobs.channels}'),
         (knobs.image_size % knobs.patch,
          f'image_size {knobs.image_size} must be a multiple of patch {knobs.patch}'),
-        (knobs.val_input and (not knobs.input or knobs.latents_from or is_icons),
+        (knobs.val_input and (not knobs.input or knobs.latents_from or is_icons(knobs)),
          'val_input goes with an input of texts or a folder of pictures, without latents_from'),
         (knobs.latents_from.startswith(COLUMN) and knobs.input in ('', 'builtin'),
          f'latents_from={knobs.latents_from} is in the records of your own files: --input=FILES'),

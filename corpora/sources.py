@@ -65,10 +65,20 @@ def is_fasta(source):
     return any(kind_of(name) in FASTA for name, _ in list_files(source.input))
 
 
+def is_icons(source):
+    """ Whether the input is Iconify's sets, or those icons that come along, and no folder of
+    pictures with their list. """
+    if not source.image_size or not os.path.isdir(source.input):
+        return source.input == 'icons' or bool(source.image_size) and source.input.endswith('.json')
+    is_pictures = any(os.path.exists(os.path.join(source.input, f'metadata.{kind}'))
+                      for kind in ('csv', 'jsonl'))
+    return not is_pictures and any(kind_of(path) == '.json' for path in walk(source.input))
+
+
 def names_of(source):
     """ How meta.json names the input. No path of this machine is in it. """
-    is_pictures = source.image_size and os.path.isdir(source.input)
-    if source.import_dir or is_pictures or os.path.isdir(source.hub_dataset):
+    is_folder = source.image_size and (os.path.isdir(source.input) or not is_icons(source))
+    if source.import_dir or is_folder or os.path.isdir(source.hub_dataset):
         folder = source.import_dir or source.hub_dataset or source.input
         return [os.path.basename(os.path.abspath(folder))]
     if source.hub_dataset or source.input in ('builtin', 'icons', 'digits'):
@@ -211,9 +221,8 @@ def read(source, counts):
         from corpora.images import read_digits, read_images
         if source.input == 'digits':
             return read_digits(source)
-        paths = icon_files(source.input, counts)
-        if paths or source.input == 'icons':
-            return read_icons(paths, source, counts)
+        if is_icons(source):
+            return read_icons(icon_files(source.input, counts), source, counts)
         return read_images(source, counts)
 
     # texts
@@ -248,9 +257,8 @@ def read(source, counts):
 
 
 def icon_files(spec, counts):
-    """ The .json files of an input of icons; [] where it is a folder of pictures. """
-    if spec == 'icons' or os.path.isdir(spec) and not any(kind_of(path) == '.json'
-                                                          for path in walk(spec)):
+    """ The .json files of an input of icons; [] for those that come along. """
+    if spec == 'icons':
         return []
     passed = set()
     paths = [path for _, path in list_files(spec, ('.json',), passed)]

@@ -312,7 +312,7 @@ def test_documents_that_would_not_fit_into_memory_together_stop_at_once(monkeypa
 
     # nor does the sample that is fitted on; it is the same in any order
     def sample(path):
-        _, _, found, _ = sources.read_once(source_of(shard_size=9, input=path), 0)
+        _, _, found, _, _ = sources.read_once(source_of(shard_size=9, input=path), 0)
         return sorted(found)
     found = sample('a.txt')
     assert 5 < len(found) < 30 and sample(write_lines('b.txt', lines[::-1])) == found
