@@ -15,7 +15,7 @@ from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 
 
 def untrained(shape, device, dtype):

@@ -50,7 +50,7 @@ OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
 # What is the same. An identity is a dict of values that must be equal:
 #     identity_of(model_config, knobs, meta)     of a run: it goes on only as what it was
 #     of_dataset(meta)                           of a dataset, a part of it
-#     check_same(where, found, expected)         ValueError: the name, and both values
+#     check_equal(where, found, expected)        ValueError: the name, and both values
 # init_from needs less than a resume: without OF_TRAINING, one run may begin with another's weights.
 # evaluate.py takes a dataset as the run's own if all but SAMPLES is the same.
 
@@ -106,7 +106,7 @@ def differences(old, new, but=()):
     return found
 
 
-def check_same(where, found, expected, advice='', but=()):
+def check_equal(where, found, expected, advice='', but=()):
     """ ValueError with the first difference, but of the names `but`. """
     for name, (a, b) in differences(found, expected, but).items():
         raise ValueError(f'{where}: {name} is {a!r}, expected {b!r}{advice}')
@@ -186,7 +186,7 @@ def check_tensors(path, found, expected):
         return {name: f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
                 for name, tensor in tensors.items()}
 
-    check_same(path, described(found), described(expected))
+    check_equal(path, described(found), described(expected))
 
 
 def find_checkpoint(out_dir, which='best'):
@@ -239,8 +239,8 @@ def read_model(folder, device):
     # data/ must be that of the training
     meta = read_meta(out_dir / 'data')
     of_data = of_dataset(meta)
-    check_same(f'{out_dir}/data', of_data, {name: identity.get(name) for name in of_data},
-               '; copy data/ from the dataset that the run was trained on')
+    check_equal(f'{out_dir}/data', of_data, {name: identity.get(name) for name in of_data},
+                '; copy data/ from the dataset that the run was trained on')
 
     # the weights that sampling reads: their average, if there is one
     path = folder / weights_file(state['files'])

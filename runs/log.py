@@ -3,8 +3,9 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 
     step  1,100/1,100 | loss 1.6658 | text 3.7347 per token, 23.9 % right | norm 0.99 | ...
 
-`text` is the loss of the masked rows, per real token. It is no bound on -log p, as clocks begin at
-t_min; val_text, of the validation, is one.
+`text` is the loss of the masked rows, per real token. There PAD is scored as well, but the sum is
+divided by the real tokens alone, so at first it may lie above ln V, which a uniform guess has per
+position. It is no bound on -log p, as clocks begin at t_min; val_text, of the validation, is one.
 """
 import math
 import os
@@ -75,13 +76,14 @@ def statistics(batch, losses):
         sums['importance'] = batch.importance
 
     if losses.text_loss is not None:
-        # which of the P positions are no PAD
+        # which of the P scored positions are no PAD: of these it is said how many are right
         nll = losses.nll
         is_real = batch.targets != batch.pad
         sums['correct'] = (losses.right & is_real).sum()
-        sums['real_count'] = is_real.sum()
+        sums['n_real_scored'] = is_real.sum()
 
-        # what is by clock, or a bound, is of masked rows alone
+        # what is by clock, or weighted, is of masked rows alone. n_real also counts their tokens
+        # that were not masked and so are not scored
         B, L = batch.x_t.shape
         row = batch.positions // L
         is_masked = batch.mode[row] != CAUSAL
@@ -116,7 +118,7 @@ def summary(sums, micro_batches):
 
     # the text, per real token, as in validation: PAD is not counted
     if 'text_loss' in sums:
-        entry['text_accuracy'] = sums['correct'][0] / max(sums['real_count'][0], 1e-9)
+        entry['text_accuracy'] = sums['correct'][0] / max(sums['n_real_scored'][0], 1e-9)
         entry['text_nll_by_t'] = ratios('text_bins', 'text_count')
         words = []
         if sums['n_real'][0]:
@@ -144,15 +146,15 @@ def no_link(path, flags):
 
 class StepLog:
     """ Collects the steps since the last line of the log. What is known of them stays on the device
-    until `log_steps`. rows_of(step, micro, rank): as Loader.rows_of, to say in which rows a loss
-    was not finite. """
+    until `log_steps`. row_numbers(step, micro, rank): that of the Loader, to say in which rows a
+    loss was not finite. """
 
-    def __init__(self, out_dir, device, max_iters, rows_of, config):
+    def __init__(self, out_dir, device, max_iters, row_numbers, config):
         self.out_dir, self.device = out_dir, device
         self.max_iters = max_iters
         self.modes = modes_of(config['mode'])
         self.is_masked = config['text_process'] in ('masked', 'atat')
-        self.rows_of = rows_of
+        self.row_numbers = row_numbers
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
         if config['wandb_project'] and not rank():
@@ -324,7 +326,7 @@ class StepLog:
                 for r in range(world()):
                     for micro in range(self.n_losses):
                         if not is_finite[r][i][micro]:
-                            _, rows = self.rows_of(number, micro, r)
+                            _, rows = self.row_numbers(number, micro, r)
                             where.append(dict(rank=r, rows=rows.tolist()))
             found.append(dict(
                 step=number + 1,

@@ -90,8 +90,9 @@ def earlier_network(config):
 
 
 def network(config, data):
-    """ The ModelConfig of a run. Fills in what follows from the data: config['latent_target'] and,
-    where the length of a text is not learned, config['lengths']. """
+    """ The ModelConfig of a run. By the mode it decides shift, bag and shortcut, which are no
+    knobs, and config['latent_target'], where that is None. Where the length of a text is not
+    learned, it also fills in config['lengths'], from the data. """
     # what the modes need besides the blocks, by measurements on latents of one vector
     # (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps its
     # network

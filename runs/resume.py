@@ -16,7 +16,7 @@ from base.files import read_array, short
 from data import check_file
 from diffusion import modes_of
 from runs import checkpoint, run_folder
-from runs.checkpoint import OF_TRAINING, as_json, check_same, differences, identity_of
+from runs.checkpoint import OF_TRAINING, as_json, check_equal, differences, identity_of
 from runs.stages import lr_factor, read_stages
 
 # knobs that decide where in its schedule a run is, and with the modes what validation measures
@@ -208,8 +208,8 @@ def begin_from(folder, state):
     """ The best weights of another run of the same model, process and data. """
     source, knobs, meta, _ = checkpoint.load_model(folder, 'best', device=state.device)
     advice = '; texts prepared with --same_as=ITS_DATASET have its vocabulary and its latents'
-    check_same(f'init_from={folder}', identity_of(source.config, knobs, meta), state.identity,
-               advice, but=OF_TRAINING)
+    check_equal(f'init_from={folder}', identity_of(source.config, knobs, meta), state.identity,
+                advice, but=OF_TRAINING)
     fill(state.model, source.state_dict())
 
 
@@ -294,8 +294,8 @@ def resume_from(newest, state, data, config):
     samples in both splits, or `best` would compare losses of two validation splits. Says which
     knobs are others now, and what follows from them. """
     known = checkpoint.read_state(newest)                  # rank 0 has verified its files
-    check_same(newest, known['identity'], state.identity,
-               ': choose another --out_dir, or the --dataset and the knobs that it had')
+    check_equal(newest, known['identity'], state.identity,
+                ': choose another --out_dir, or the --dataset and the knobs that it had')
     state.load(newest, known)
 
     # other knobs

@@ -17,7 +17,7 @@ from base.console import progress_bar, shown, warn
 from configurator import on_command_line
 from data import PackedDataset, dataset_folder
 from noise import uniforms
-from runs.checkpoint import SAMPLES, STATISTICS, check_same, of_dataset
+from runs.checkpoint import SAMPLES, STATISTICS, check_equal, of_dataset
 from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
 from sampling.run import Needs
@@ -160,8 +160,8 @@ def open_split(run, folder, split):
     # the run has the statistics of its own latents, which on another machine differ in the last
     # bits; without an encoder they say which latents these are
     but = SAMPLES | {STATISTICS} if run.meta['encoder'] else SAMPLES
-    check_same(folder, of_dataset(data.meta), of_dataset(run.meta),
-               f' by {run.out_dir}: name its own dataset with --dataset=', but)
+    check_equal(folder, of_dataset(data.meta), of_dataset(run.meta),
+                f' by {run.out_dir}: name its own dataset with --dataset=', but)
     return data
 
 

@@ -36,7 +36,7 @@ from sampling.inputs import moved
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
 from sampling.run import BOTH, FILLS, Needs
-from sampling.writing import write
+from sampling.texts import write
 from tasks.common import Figures, Task, derangement, encode, read_classes
 from tasks.infill import left_to_right
 from tasks.measures import spaced

@@ -22,7 +22,7 @@ from diffusion import is_end, positions_of
 from noise import Noise, rows_of, uniforms
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS, Needs
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 from tasks.common import Figures, Task, open_split
 from tasks.measures import real_ids
 

@@ -19,7 +19,7 @@ from processes.gidd import GIDD
 from sampling.knobs import SamplingKnobs
 from sampling.latents import settle_latents
 from sampling.run import Run
-from sampling.writing import blank, settle, write
+from sampling.texts import blank, settle, write
 from tasks import infill
 from toys import l2t, net_of, random_inputs, random_network
 
