@@ -450,7 +450,8 @@ def read_once(source, limit):
 
 def with_splits(plan, source, val):
     """ (split, document), in the order of reading, those of val_input last. """
-    # if there are more of them now than there were, they do not matter: the digest is another one
+    # if the input has grown meanwhile, the digest will differ and the run stops; so the extra bits
+    # may be anything
     is_val = itertools.chain(np.unpackbits(plan.is_val), itertools.repeat(0))
     for doc, bit in zip(documents(source, Counter()), is_val):
         yield ('val' if bit else 'train'), doc

@@ -116,7 +116,8 @@ class Muon(torch.optim.Optimizer):
         # found_inf lies on the host until train.py sets it
         is_bad = self.found_inf.to(parameters[0].device) > 0
 
-        # the momentum. A bad gradient is replaced by the momentum itself, which then stays as it is
+        # the momentum, an average of the gradients. In a bad step the gradient is replaced by the
+        # momentum, so the average does not change
         momenta = self.momenta_of(parameters)
         gradients = torch.stack([parameter.grad for parameter in parameters])
         torch.where(is_bad, momenta, gradients, out=gradients)
