@@ -50,6 +50,8 @@ def memory(device):
     """ The peak in GB. """
     if torch.device(device).type == 'cuda':
         return round(torch.cuda.max_memory_allocated() / 1e9, 3)
+
+    # the peak of this process, which macOS gives in bytes, and Linux in kB
     unit = 1 if sys.platform == 'darwin' else 1024
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
 
@@ -182,6 +184,8 @@ class StepLog:
 
     def end_step(self, bad, loss, norm):
         """ Keeps what was added as that of one step. bad: 1 where it was skipped. """
+        # a row of the table that log_steps reads: these three, the losses of the micro-batches, the
+        # sums
         known = torch.stack((bad, loss, norm, *self.micro_losses))
         self.steps.append(torch.cat((known, self.sums)))
         self.n_losses = len(self.micro_losses)
@@ -252,6 +256,8 @@ class StepLog:
             if name != 'val_latent':
                 unit = f'nats per token (a guess: {guess[name]:.2f})'
             words.append(f'{name} {value:.4f} {unit}')
+
+            # so written that nan is worse than a guess, too
             if not value < guess[name]:
                 print0(f'warning: {name} {value:.4g} is not finite, or worse than a guess',
                        file=sys.stderr)
@@ -313,11 +319,16 @@ class StepLog:
         skipped, loss, norm, the losses of this rank. """
         if not known[:, 0].any():
             return []
+
+        # a rank knows the losses of its own rows alone, so all say which of theirs are finite
         is_finite = all_gather_object(known[:, 3:].isfinite().tolist())
         found = []
         for i, (bad, loss, norm, *_) in enumerate(known.tolist()):
             if not bad:
                 continue
+
+            # a loss that is not finite, or else a gradient; where both are finite the norm was too
+            # large
             number = step - len(known) + i
             why = 'spike' if math.isfinite(norm) else 'gradient'
             where = []

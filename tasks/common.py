@@ -175,6 +175,7 @@ def opened(folder, split, seq_len, crop):
 
 def read_classes(spec):
     """ {name: its words} of 'animal: cat, dog; colour: red, blue'. """
+    # a word that is alone in its class has no other to become
     groups = {}
     for part in spec.split(';'):
         name, _, listed = part.partition(':')
@@ -206,6 +207,8 @@ def derangement(n, seed):
     if n < 2:
         raise ValueError(f'{n} text: shuffled controls need at least 2')
     order = np.random.Generator(np.random.Philox(seed + 1)).permutation(n)
+
+    # each gets its neighbour in a random cycle, so none keeps its own
     out = np.empty(n, np.int64)
     out[order] = np.roll(order, 1)
     return torch.from_numpy(out)
@@ -278,6 +281,8 @@ def ratio(totals, sizes):
     if not sizes.sum():
         return Figure(math.nan)
     n = len(totals)
+
+    # to first order its error is that of totals - value * sizes
     value = totals.sum() / sizes.sum()
     if n < 2:
         return Figure(float(value))
