@@ -33,8 +33,8 @@ def masked_loss(model, x, rng):
 
 
 def decoder_loss(model, x, rng):
-    # the decoder reads the puzzle, and then the grid up to a cell. It is scored where the puzzle has
-    # a gap
+    # the decoder reads the puzzle, and then the grid up to a cell. It is scored where the puzzle
+    # has a gap
     x_t, mask, _ = corrupt(x, rng)
     return F.cross_entropy(logits_of(model, x, puzzle=x_t)[mask], x[mask])
 
