@@ -320,7 +320,7 @@ class Rows(NamedTuple):
     latents: torch.Tensor      # (B, N, D) float32; None of text only
     is_cut: bool               # L is shorter than the dataset's: texts may have lost their ends
     step: int
-    first: int                 # the number of the first row in the global batch
+    first: int                 # where its first row stands in the global batch
 
 
 @lru_cache(1)
@@ -350,7 +350,7 @@ class Loader:
     rank: int = 0
     world: int = 1
 
-    def rows_of(self, step, micro, rank):
+    def row_numbers(self, step, micro, rank):
         """ Of a rank's micro-batch: where in the global batch it begins, and which rows of the
         dataset it has, (micro_batch,). """
         B = self.micro_batch
@@ -360,7 +360,7 @@ class Loader:
 
     def clean_rows(self, step, micro, L):
         """ The Rows of this process's micro-batch, with texts cut to L tokens. """
-        first, chosen = self.rows_of(step, micro, self.rank)
+        first, chosen = self.row_numbers(step, micro, self.rank)
         crop = None
         if self.data.crop:
             crop = uniforms(self.seed, step, 'crop', first, len(chosen), 1)[:, 0]

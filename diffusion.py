@@ -9,8 +9,11 @@ One training step, without what makes it fast or optional:
     x_t = where(u < M(t_text), MASK, tokens)              M(t): the masked share, t by default
     z_t = alpha z + sigma e                               alpha, sigma of t_latent
     logits, found = model(x_t, z_t, t_text, t_latent)
-    loss = sum over masked of w(t) nll / (B L)            w = M' / M, 1/t by default: a bound
+    loss = sum over masked of w(t) nll / (B L)            w = M' / M, 1/t by default
          + latent_weight * mean of (target - found)^2     target: v, or z (latent_target)
+The text loss is in nats per position, PAD among them. With this w it is a bound on -log p as t_min,
+where the clocks begin, goes to 0.
+
 Noising makes the noisy Batch of clean rows, on the host. Loss computes its losses on the device,
 and validates.
 
@@ -374,7 +377,7 @@ class MaskedText(TextProcess):
         return torch.where(mask, self.mask_id, tokens), mask
 
     def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
-        """ loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
+        """ loss = sum over p of weight_p * -log p(x_p)          nats per position, PAD among them
         hidden (P, C); head (V, C), logits = hidden head^T; targets (P,);
         weight (P,) float32: w(t) / (B L).
         Returns the loss, nll (P,) in nats, and right (P,) bool: the target is the likeliest token.
@@ -496,7 +499,6 @@ class Batch:
     clean: torch.Tensor            # (B, N, D)
     noise: torch.Tensor            # (B, N, D)
     row_weight: torch.Tensor       # (B,) 1, or 0 where a row has no latent loss
-    given: torch.Tensor            # (B, N) bool: vectors that stay clean; None: none of any row
     # for the log: real tokens of masked rows that have a text loss, and of causal rows, (1,)
     n_real: torch.Tensor
     n_real_causal: torch.Tensor
@@ -504,6 +506,8 @@ class Batch:
     # masking by importance (processes/adaptive.py)
     unmasked: dict | None = None   # where the device masks: the arguments of noisy_text
     importance: torch.Tensor | None = None     # (4,) of its tokens: mean, deviation, least, largest
+    # where parts of latents are given: (B, N) bool, the vectors that stay clean
+    given: torch.Tensor | None = None
 
     def to(self, device):
         """ On a card: by way of pinned memory, so that nothing waits. """
@@ -611,7 +615,7 @@ class Noising:
 class Losses(NamedTuple):
     """ Of a micro-batch. What a stream without a loss would have is None. """
     loss: torch.Tensor                         # the weighted sum of the others: what is minimised
-    text_loss: torch.Tensor | None = None      # nats per token of all rows
+    text_loss: torch.Tensor | None = None      # nats per position of all rows, PAD among them
     latent_loss: torch.Tensor | None = None    # squared error per dimension, a mean over all rows
     importance_loss: torch.Tensor | None = None        # of a learned importance
     # for the log

@@ -49,9 +49,9 @@ class ModelConfig:
     width: int = 256                      # C of the text stream, and of the attention
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
-    shift: bool = False                   # True: all rows read token i - 1 at position i, not the
-                                          # causal ones alone, so all predict the next token. (It
-                                          # is not the shift of the modulation)
+    shift: bool = False                   # True: every row reads token i - 1 at position i (set
+                                          # where any row is causal). False: only causal rows do.
+                                          # (It is not the shift of the modulation)
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents
@@ -422,7 +422,7 @@ class Model(nn.Module):
     def shifted(self, tokens, n_causal):
         """ Tokens (B, L) as the blocks read them. In causal rows, and with config.shift in all,
         each token stands one position later, and MASK stands first. So position i predicts token i
-        from those before it. """
+        from those before it, and the last token is not read. """
         if tokens is None or not (self.config.shift or n_causal):
             return tokens
         later = F.pad(tokens[:, :-1], (1, 0), value=self.config.vocab_size)

@@ -257,7 +257,7 @@ def make_record(knobs, val):
         import_dir=knobs.import_dir and names[0])
 
 
-def on_rank_0(function, *args):
+def on_rank0_or_raise(function, *args):
     """ Calls a function on rank 0; every rank gets its result. ValueError or OSError where that
     fails; where there are several ranks, all leave with exit code 2. """
     result, error = on_rank0(function, *args)
@@ -272,7 +272,7 @@ def on_rank_0(function, *args):
 
 def check_earlier(folder, record):
     """ ValueError where the folder holds a dataset of other knobs: it is not overwritten. Returns
-    what is in it, as check_same reads it. """
+    what is in it, as shards.check_same reads it. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
     except FileNotFoundError:
@@ -413,7 +413,7 @@ def prepare(knobs):
     encode = make_encoder(knobs)
 
     # rank 0 reads all documents and fits, alone in the folder
-    plan = on_rank_0(make_plan, knobs, folder, source, val, record, tok)
+    plan = on_rank0_or_raise(make_plan, knobs, folder, source, val, record, tok)
 
     # then all ranks write. While a process of this run lives, no other run gets the folder for
     # itself
@@ -424,7 +424,7 @@ def prepare(knobs):
         if encode and has_latents(source):
             check_given(documents(source, Counter()), encode, knobs.encoder)
         entries = write_shards(claim, plan, source, val, tok, encode)
-        on_rank_0(finish, claim, plan, record, entries, tok, encode)
+        on_rank0_or_raise(finish, claim, plan, record, entries, tok, encode)
 
 
 def main():

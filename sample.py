@@ -133,7 +133,7 @@ def check_knobs(run, direction, config):
             check_writable(path)
 
 
-def read_given(run, direction, text):
+def read_given(run, direction):
     """ What a direction is given to read, in three fields. names: a line for each source, which
     is printed above its samples; '' prints none. texts: n texts, or None. raw: raw latents
     (n, N, D), or None. """
@@ -204,65 +204,65 @@ def names_of_latents(n):
 # -----------------------------------------------------------------------------
 # What is drawn, shown and kept
 
-def draw_text(run, given, num_samples, on_step, **knobs):
+def draw_text(run, given, n_each, on_step, **knobs):
     return run.sample_text(len(given.names), on_step, **knobs), None, None
 
 
-def draw_latent(run, given, num_samples, on_step, **knobs):
+def draw_latent(run, given, n_each, on_step, **knobs):
     return None, run.sample_latents(len(given.names), **knobs), None
 
 
-def draw_both(run, given, num_samples, on_step, **knobs):
+def draw_both(run, given, n_each, on_step, **knobs):
     texts, raw = run.sample_both(len(given.names), on_step, **knobs)
     return texts, raw, None
 
 
-def draw_embedding(run, given, num_samples, on_step, **knobs):
-    return None, run.embed(given.texts, num_samples, **knobs), None
+def draw_embedding(run, given, n_each, on_step, **knobs):
+    return None, run.embed(given.texts, n_each, **knobs), None
 
 
-def draw_rest(run, given, num_samples, on_step, **knobs):
-    return None, run.complete(given.raw, given.parts, given.texts, num_samples, **knobs), None
+def draw_rest(run, given, n_each, on_step, **knobs):
+    return None, run.complete(given.raw, given.parts, given.texts, n_each, **knobs), None
 
 
-def draw_round_trip(run, given, num_samples, on_step, **knobs):
-    texts, raw = run.round_trip(given.texts, num_samples, on_step, **knobs)
+def draw_round_trip(run, given, n_each, on_step, **knobs):
+    texts, raw = run.round_trip(given.texts, n_each, on_step, **knobs)
     return texts, raw, None
 
 
-def draw_from_latent(run, given, num_samples, on_step, **knobs):
-    texts = run.write(None, given.raw, num_samples, on_step=on_step, **knobs)
+def draw_from_latent(run, given, n_each, on_step, **knobs):
+    texts = run.write(None, given.raw, n_each, on_step=on_step, **knobs)
     notes = None
     if knobs['rerank'] > 1:
-        notes = cosines_of(run, texts, given.raw, num_samples)
+        notes = cosines_of(run, texts, given.raw, n_each)
     return texts, None, notes
 
 
-def draw_gaps(run, given, num_samples, on_step, **knobs):
-    texts, nats = run.fill(given.texts, given.raw, num_samples, on_step, **knobs)
+def draw_gaps(run, given, n_each, on_step, **knobs):
+    texts, nats = run.fill(given.texts, given.raw, n_each, on_step, **knobs)
     notes = None
     if nats is not None:
         notes = [f'{x:.2f} nats per token' for x in nats]
     return texts, None, notes
 
 
-def draw_edit(run, given, num_samples, on_step, **knobs):
-    texts = run.edit(given.texts, latents=given.raw, num_samples=num_samples, on_step=on_step,
-                     **knobs)
-    return texts, None, cosines_of(run, texts, given.raw, num_samples)
+def draw_edit(run, given, n_each, on_step, **knobs):
+    texts = run.edit(given.texts, latents=given.raw, num_samples=n_each, on_step=on_step, **knobs)
+    return texts, None, cosines_of(run, texts, given.raw, n_each)
 
 
-def cosines_of(run, texts, raw, num_samples):
+def cosines_of(run, texts, raw, n_each):
     """ A note on each text: how near its embedding is to the latent that it was to have. """
-    n = len(texts) // num_samples
-    raw = raw.expand(n, -1, -1).repeat_interleave(num_samples, 0)
+    n = len(texts) // n_each
+    raw = raw.expand(n, -1, -1).repeat_interleave(n_each, 0)
     return [f'cosine {c:.3f}' for c in run.cosines(texts, raw)]
 
 
 class Direction(NamedTuple):
     """ How the command draws in a direction. What a run needs for it: sampling/run.py. """
-    draw: Callable             # (run, given, num_samples, on_step, **knobs) -> texts, raw latents
-                               # (n, N, D), and a note on each; None for what it does not give
+    draw: Callable             # (run, given, n_each, on_step, **knobs) -> texts, raw latents
+                               # (n, N, D), and a note on each; None for what it does not give.
+                               # n_each: samples of each source
     reads: set                 # the flags that it reads, besides those that all read
 
 
@@ -289,7 +289,7 @@ DIRECTIONS = {
 
 def respond(run, direction, config):
     """ Draws what is asked for, shows it, and writes the files that are asked for. """
-    given = read_given(run, direction, config['text'])
+    given = read_given(run, direction)
     knobs = {name: config[name] for name in RULES}         # of SamplingKnobs
     if svg and direction == 'infill':
         rows, *_ = read_template(run, given.texts[0])

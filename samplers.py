@@ -335,7 +335,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step
             eos, pad = ends
             is_end = (x == eos) | (x == pad)
             certainty = torch.where(is_end, certainty - end_penalty, certainty)
-        # no penalty puts a masked position behind what is written already, which has -inf
+        # clamped, so that a masked position always ranks before those already written (-inf)
         certainty = certainty.clamp(min=torch.finfo(certainty.dtype).min)
 
         # unmask the k first of each row

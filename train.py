@@ -156,7 +156,9 @@ with stop_on_error():
     train_data, val_data = preflight.open_data(config)
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
-    model_config = preflight.network(config, train_data)     # settles config['latent_target']
+    # by the mode it decides what is no knob: shift, bag, shortcut; and latent_target, where that is
+    # None
+    model_config = preflight.network(config, train_data)
     text_process = processes.text_process(config, model_config.vocab_size, train_data)
     live = train_data.live.to(device) if train_data.latent_shape else None
     latent_process = GaussianLatents(live, latent_schedule, config['latent_target'])
@@ -367,12 +369,13 @@ faulthandler.enable(sys.__stderr__ or sys.__stdout__)      # SIGBUS: data that w
 stop_signal = 0                                            # what all processes have agreed on
 first_step = state.step
 loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
-log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
+log = StepLog(out_dir, device, max_iters, loader.row_numbers, config)
 batches = batches_from(state.step)
 stage = net = None
 model.train()
 while True:
-    # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
+    # ---- evaluate, save and stop. Step 0 comes here, too: it counts as evaluated and saved, so
+    # both calls return at once
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(run_folder.signal_seen)
     if at_end or stop_signal or state.step % eval_interval == 0:
@@ -420,8 +423,8 @@ while True:
     for opt, rate in zip(optimizers, rates):
         for group in opt.param_groups:
             group['lr'] = rate * factor
-        # where it is 1, fused AdamW and our Muon move nothing. They read it on the device, so the
-        # host does not wait
+        # where found_inf is 1, the optimizer moves nothing: fused AdamW and our Muon know it. It is
+        # read on the device, so the host does not wait
         opt.found_inf = bad
         opt.step()
         opt.zero_grad(set_to_none=True)

@@ -55,10 +55,13 @@ def awake():
 
     @torch.no_grad()
     def init_and_shift(model):
+        # after the usual weights, with their gates and heads at 0
         init_weights(model)
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=.1)
 
+    # train.py makes the network and sets the precision by itself, so both are replaced while it
+    # runs
     torch.set_float32_matmul_precision('highest')
     with (patch.object(Model, 'init_weights', init_and_shift),
           patch.object(torch, 'set_float32_matmul_precision', lambda _: None)):
@@ -81,12 +84,15 @@ def numbers_in(entries):
 def difference(ours, theirs):
     """ (largest |a - b| / max(|a|, |b|), where it is); inf where one lacks a number, or a number is
     not finite. """
+    # a log that lacks a line has failed, however near its other numbers are
     if ours.keys() != theirs.keys() or not ours:
         return math.inf, 'not the same entries'
 
     found = []
     for (step, name), a in ours.items():
         b = theirs[step, name]
+
+        # relative to the larger one; a difference that is not finite is a failure
         relative = math.inf
         if math.isfinite(a - b):
             relative = abs(a - b) / max(abs(a), abs(b), 1e-9)
@@ -102,8 +108,11 @@ def disagreements(folder, device):
     for name, arguments in SETS.items():
         if name == 'compiled' and device == 'cpu':         # a minute of C++; tests/ compiles there
             continue
+
+        # float32 on a CPU, not compiled, is what all others are compared with
         cpu = numbers(folder, [*arguments, '--device=cpu', '--dtype=float32', '--compile=false'])
         for dtype, tolerance in TOLERANCES.get(name, TOLERANCE).items():
+            # on the device each dtype has its own tolerance
             other = numbers(folder, [*arguments, f'--device={device}', f'--dtype={dtype}'])
             found, where = difference(cpu, other)
             label = f'{name}, {dtype}'

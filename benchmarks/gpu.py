@@ -28,12 +28,16 @@ TINY = ['--depth=2', '--width=64', '--heads=2', '--batch_size=4', '--global_batc
 
 def arguments_of(name, folder, on_gpu):
     """ Of train.py: random data, as long as the texts of its first steps, and its last mode. """
+    # of a config with stages: texts of the first length. Real data are not needed, since the time
+    # does not depend on what a text says
     config = run_config(f'config/{name}.py')
     length = config['max_tokens'] + 1
     if schedule := config.get('length_schedule'):
         length = int(schedule.partition(':')[0])
     data = write_dataset(f'{folder}/{name}', config.get('vocab_size', R50K),
                          length if on_gpu else 32, LATENT_DIMS[name])
+
+    # and the mode of the last stage, with no schedule of lengths
     mode = config['mode'].split(',')[-1]
     return [f'config/{name}.py', f'--dataset={data}', f'--mode={mode}', '--length_schedule=']
 
@@ -41,6 +45,7 @@ def arguments_of(name, folder, on_gpu):
 def row_of(label, arguments, max_iters):
     """ Prints a row. Returns whether the training is sound. """
     try:
+        # the last line of its log: before that, the speed still settles
         entry = timed(arguments, max_iters)[-1]
         fault = ''
         if entry['skipped']:
@@ -50,6 +55,8 @@ def row_of(label, arguments, max_iters):
     if fault:
         print(f'{label:<28}  FAILED: {fault}', flush=True)
         return False
+
+    # PAD counts as a token: it takes as long as any other
     tokens = entry['tokens'] / entry['step']
     ms = 1000 * tokens / entry['tokens_per_s']
     mfu = 100 * entry.get('mfu', 0)
@@ -63,6 +70,8 @@ def run(knobs):
     on_gpu = device != 'cpu'
     with tempfile.TemporaryDirectory() as folder:
         print(f'{"config":<28}{"tokens a step":>12}{"ms":>10}{"tokens/s":>12}{"MFU %":>8}{"GB":>8}')
+
+        # without a card: each config once, at a tiny size, to see whether it runs
         rows = ROWS
         more = []
         if not on_gpu:
@@ -75,6 +84,8 @@ def run(knobs):
                          f'--compile={compiled}', *more]
             if not row_of(label, arguments, steps):
                 wrong.append(label)
+
+        # a card that is fast and wrong is of no use
         wrong += disagreements(folder, device)
     if wrong:
         stop(f'{len(wrong)} rows above failed: {", ".join(wrong)}', code=1)

@@ -40,6 +40,8 @@ def our_network(shape):
 
 def bert_network(shape):
     from transformers import BertConfig, BertForMaskedLM
+
+    # its MASK is the id V, as ours, so it has an id more. No dropout: ours has none either
     return BertForMaskedLM(BertConfig(
         vocab_size=shape['vocab_size'] + 1,
         hidden_size=shape['width'],
@@ -53,6 +55,8 @@ def bert_network(shape):
 
 def gpt_network(shape):
     from transformers import GPT2Config, GPT2LMHeadModel
+
+    # a position more than tokens: to write, it begins with a token that stands for nothing
     return GPT2LMHeadModel(GPT2Config(
         vocab_size=shape['vocab_size'],
         n_positions=shape['length'] + 1,
@@ -67,6 +71,8 @@ def gpt_network(shape):
 def random_batch(shape, noising, device):
     """ Random tokens (B, L), and their batch as train.py's mode 'unconditional' corrupts it. """
     B, L, V = shape['batch'], shape['length'], shape['vocab_size']
+
+    # what the tokens are changes no time, so they are drawn evenly
     tokens = torch.randint(V, (B, L))
     latents = torch.randn(B, shape['n_latents'], shape['latent_dim'])
     rows = Rows(tokens, latents, is_cut=False, step=0, first=0)
@@ -76,6 +82,7 @@ def random_batch(shape, noising, device):
 
 def build(side, shape, device, dtype):
     """ The module of a side, and its loss() on the batch. """
+    # the same seed for each side, so all read the same batch
     torch.manual_seed(0)
     text = MaskedText(shape['vocab_size'])
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))

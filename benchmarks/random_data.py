@@ -26,6 +26,7 @@ R50K = 50_258                  # ids of r50k_base, EOS among them, and PAD
 def make_tokenizer(V):
     """ The tokenizer.json of V ids, EOS and PAD included: all bytes, then pairs of bytes. It has no
     merges, for it never reads a text. """
+    # any distinct names will do
     letters = list(bytes_of_characters())
     pairs = (a + b for a, b in itertools.product(letters, letters))
     words = itertools.islice(itertools.chain(letters, pairs), V - 2)
@@ -39,6 +40,9 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
     if os.path.exists(os.path.join(folder, 'meta.json')):
         return folder
     claim = Claim(folder, DATASET, NAMES)                  # until this process ends
+
+    # write_shard wants documents and a tokenizer: these documents are empty, and the tokenizer
+    # draws a text for each
     rng = np.random.default_rng(0)
     tokenizer = SimpleNamespace(
         vocab_size=V, pieces=[b'a'] * V,
@@ -51,6 +55,8 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         shard = write_shard(claim, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
                             None, L - 1)
         splits[split] = dict(shards=[shard], samples=size, tokens=shard['tokens'])
+
+    # the latents are N(0, 1) already, so there is nothing to standardise
     stats = dict(mean=np.zeros(D, np.float32), std=np.ones(D, np.float32))
     files = {'tokenizer.json': make_tokenizer(V), 'latent_stats.npz': stats}
 

@@ -15,15 +15,19 @@ from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 
 
 def untrained(shape, device, dtype):
     """ A network that never writes EOS, so every text has all its tokens. """
     V = shape['vocab_size']
+
+    # a new head is 0, so all tokens would be equally likely: with a random one they differ
     model = peers.our_network(shape).to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
+
+    # EOS and PAD are banned, so no text ends early
     return Denoiser(model, MaskedText(V), latent, eos=0, pad=V - 1, learned={'l2t', 'causal'},
                     banned=[0, V - 1], dtype=dtype)
 
@@ -45,6 +49,7 @@ def run(knobs):
 
     @torch.inference_mode()
     def write_gpt(n):
+        # GPT-2 may not end early, either
         start = torch.zeros(n, 1, dtype=torch.int64, device=device)
         gpt.generate(start, max_new_tokens=L, min_new_tokens=L, do_sample=False, pad_token_id=1)
 
@@ -55,6 +60,8 @@ def run(knobs):
 
     print(f'{knobs.shape}: {L} tokens a text, {dtype}, {torch.get_num_threads()} threads, {device}')
     for n in map(int, knobs.batch_sizes.split(',')):
+        # confidence gets as many steps as a text has tokens: one token a call, as from left to
+        # right
         medians = compare({
             f'GPT-2, batch {n}': partial(texts_per_s, write_gpt, n),
             f'left to right, batch {n}': partial(texts_per_s, write_ours, n,

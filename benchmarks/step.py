@@ -36,9 +36,11 @@ def side_of(name, shape, device, dtype, knobs):
         return time.perf_counter() - began
 
     def measure():
+        # the median: now and then another program disturbs a step
         times = [seconds_of_step() for _ in range(knobs.max_iters)]
         return shape['batch'] * shape['length'] / statistics.median(times)
 
+    # before the rounds: compilation, and memory that is taken once
     for _ in range(WARM_UP):
         seconds_of_step()
     return measure
@@ -48,6 +50,8 @@ def run(knobs):
     shape = peers.SHAPES[knobs.shape]
     device = pick_device(knobs.device)
     dtype = pick_dtype(knobs.dtype, device)
+
+    # memory and precision as train.py sets them
     keep_freed_memory()
     torch.set_float32_matmul_precision('high')
     print(f'{knobs.shape}: {shape}; {dtype}, {device}')

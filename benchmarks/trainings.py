@@ -72,6 +72,7 @@ def log_of(arguments, max_iters, *last):
 def timed(arguments, max_iters):
     """ The lines of steps of a training that neither validates nor saves: with 727M parameters both
     take long. Without the first line: the first steps are slower. """
+    # validate returns five sums, for which ones will do
     ones = torch.ones(5, dtype=torch.float64)
     with (patch.object(Loss, 'validate', lambda *_: ones),
           patch.object(State, 'save', lambda *_: None)):
@@ -89,5 +90,7 @@ def run(knobs):
             entries = timed(line.split(), knobs.max_iters)
             return statistics.median(entry['tokens_per_s'] for entry in entries)
         return measure
+
+    # the command lines are the names of the sides
     lines = [line.strip() for line in knobs.lines.split('|')]
     compare({line: side(line) for line in lines}, 'tokens/s', knobs.rounds)

@@ -1,10 +1,10 @@
 """
 A packed dataset, seen from outside: a look at it, and the layout of earlier systems, written.
 
-    verify(folder)                   is every file as meta.json says?
-    summary(train, val, tokenizer)   what is in it; every prepare.py ends with this
-    inspected(folder)                both of them: python prepare.py --inspect=FOLDER
-    export(folder, target)           python prepare.py --export_dir=TARGET
+    verify_dataset(folder)                 is every file as meta.json says?
+    print_summary(train, val, tokenizer)   what is in it; every prepare.py ends with this
+    inspected(folder)                      both of them: python prepare.py --inspect=FOLDER
+    export(folder, target)                 python prepare.py --export_dir=TARGET
 
 The earlier layout is read by corpora/latents.py. It has a file per text and a file per latent:
     train_data.json, validation_data.json      lists of {text, text_path, latent_path}
@@ -26,7 +26,7 @@ from data import PackedDataset, check_file, lengths, read_meta
 # -----------------------------------------------------------------------------
 # A look at a packed dataset
 
-def verify(folder):
+def verify_dataset(folder):
     """ Compares every file of a dataset with its digest in meta.json, and asks whether its shards
     hold what they may. ValueError names the first one that is wrong. Returns the two splits. """
     meta = read_meta(folder)
@@ -46,15 +46,15 @@ def verify(folder):
 
 def inspected(folder):
     """ Verifies a dataset, and prints what is in it. """
-    train, val, *_ = verify(folder)
-    summary(train, val, load_tokenizer(folder))
+    train, val, *_ = verify_dataset(folder)
+    print_summary(train, val, load_tokenizer(folder))
 
 
 def line(name, *words):
     print(shown(f'{name:<20} {", ".join(words)}'))
 
 
-def summary(train, val, tokenizer):
+def print_summary(train, val, tokenizer):
     """ Prints what is in a dataset, as a reader finds it. train, val: its two splits. """
     # the documents that were read
     meta = train.meta
@@ -121,7 +121,7 @@ def export(folder, target):
     something is in `target` already, or the dataset has no latents. """
     if os.path.isdir(target) and os.listdir(target):
         raise ValueError(f'export_dir={target} is there already: name a new folder')
-    splits = verify(folder)
+    splits = verify_dataset(folder)
     tokenizer = load_tokenizer(folder)
     for data in splits[:2]:
         if data.stats is None:

@@ -29,7 +29,7 @@ from base.distributed import all_gather_object, rank, world
 from base.files import check, read_array, read_sealed, short
 from base.writing import sealed, write_whole
 from corpora.bag import fit_bag
-from corpora.layouts import summary
+from corpora.layouts import print_summary
 from corpora.lsa import NO_KNOWN_WORD
 from corpora.sources import SPLITS, own_shards
 from corpora.tokenizers import LONGEST_PART, short_parts
@@ -276,8 +276,8 @@ def samples_of(docs, tokenizer, max_tokens, is_whole):
 
 
 def embed(encoder, tokenizer, tokens, lengths, name):
-    """ Latents (n, N, D) of exactly the texts that the tokens decode to; how many of the texts were
-    cut by the encoder, and how many have no word that it knows. """
+    """ By the encoder: latents (n, N, D) of exactly the texts that the tokens decode to; how many
+    of the texts it cut, and how many have no word that it knows. """
     texts = [tokenizer.decode(tokens[begin:end])
              for begin, end in itertools.pairwise(offsets_of(lengths))]
     with progress_bar(total=len(texts), desc=name, unit=' samples') as bar:
@@ -581,4 +581,4 @@ def finish(claim, plan, record, entries, tokenizer, encoder):
         bag = fit_bag(train, tokenizer, encoder).numpy()
         meta['files'] |= write_files(claim, {'bag.npy': bag})
     write_files(claim, {'meta.json': meta})
-    summary(train, val, tokenizer)
+    print_summary(train, val, tokenizer)

@@ -490,7 +490,8 @@ def read_once(source, limit):
 
 def with_splits(plan, source, val):
     """ (split, document), in the order of reading, those of val_input last. """
-    # if there are more of them now than there were, they do not matter: the digest is another one
+    # if the input has grown meanwhile, the digest will differ and the run stops; so the extra ones
+    # may be anything
     splits = itertools.chain(plan.splits, itertools.repeat(0))
     for doc, i in zip(documents(source, Counter()), splits):
         yield SPLITS[i], doc

@@ -43,7 +43,10 @@ def nats(model):
 
 def batch_of_both(model, text):
     """ The text as a masked and as a causal row: probabilities (2, L, V) of one network call. """
+    # the same text twice: of a batch the last n_causal rows are causal
     x_t = ids(text)[None].expand(2, L)
+
+    # a masked row has its share of masks as its clock, a causal row has 0
     share_masked = (x_t[0] == TEXT.mask_id).float().mean()
     clock = torch.tensor([share_masked, 0.])
     z, t_latent = nothing(2)
@@ -58,6 +61,7 @@ def main(steps=200):
         # cond_drop=1: the latents are always noise, so it is the text alone that is learned
         train(model, 'l2t+causal', steps, batch_size=128, cond_drop=1.0)
 
+    # over the sentences no network has fewer nats than their entropy
     found = dict(entropy=ENTROPY)
     found['exact'], found['bound'] = nats(model)
     print('nats of a sentence            network   entropy')

@@ -43,6 +43,7 @@ def main():
     print('sampler             calls' + ''.join(f'{head:>11}' for head in HEADS) + '    wrong')
     show('the sentences', '', torch.cat([PROBABILITIES, torch.zeros(12)]))
 
+    # first_hitting takes L calls; ancestral is tried with ever more steps
     samplers = [(first_hitting, L, law_of_first_hitting)]
     samplers += [(ancestral, T, law_of_ancestral) for T in (1, 4, 16, 64)]
     for sampler, calls, law_of in samplers:

@@ -39,6 +39,7 @@ GUESSES = {
 
 def one_call(text, guesses, guess_of):
     """ All that a call may write behind `text`: its words, their probability, the next guesses. """
+    # the decoder draws: each word that it may draw is followed
     p = p_behind(text)[0]                                                # (V,)
     for x in (p > 1e-9).nonzero().flatten().tolist():
         # the call ends with this word, unless it was guessed: then the next one counts, too
@@ -51,6 +52,7 @@ def one_call(text, guesses, guess_of):
 
 def law_of(guess_of):
     """ {text: (probability, words of each call)} of all texts that may come. """
+    # from the empty text on, call by call, until all texts are whole
     law = {}
     begun = [([], [], [], 1.)]                             # text, guesses, calls, probability
     while begun:
@@ -67,6 +69,7 @@ def main():
     found = {}
     print('guesses               calls a text   largest error')
     for name, guess_of in GUESSES.items():
+        # over all texts: the mean number of calls, and the largest error of a probability
         law = law_of(guess_of)
         n_calls = sum(p * len(calls) for p, calls in law.values())
         errors = []

@@ -47,11 +47,15 @@ def entropy(p):
 
 def main():
     found = {}
+
+    # the sentences without the condition, and with it, by Bayes' rule
     p_u = PROBABILITIES
     p_c = posterior(torch.full((1, L), MASK), Z_T[:, 0], CLOCK)[0]
     print('g                     ' + ''.join(f'{head:>11}' for head in HEADS) + '   entropy')
     for g in (0.0, 1.0, 2.0, 4.0, 8.0):
         denoise = make_denoise(g)
+
+        # what guidance would give if it were applied to whole texts, and not word by word
         tilted = p_c ** g * p_u ** (1 - g)
         rows = {'drawn': draw(first_hitting, L, denoise)[:4],
                 'enumerated': law_of_first_hitting(L, denoise)[:4],

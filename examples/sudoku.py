@@ -26,16 +26,21 @@ CLUES = (6, 12, 18, 24)
 
 def masked_loss(model, x, rng):
     x_t, mask, t = corrupt(x, rng)
+
+    # why 1/t? See why_one_over_t.py
     nll = F.cross_entropy(logits_of(model, x_t).mT, x, reduction='none')             # (B, L)
     return (mask / t * nll).mean()
 
 
 def decoder_loss(model, x, rng):
+    # the decoder reads the puzzle, and then the grid up to a cell. It is scored where the puzzle
+    # has a gap
     x_t, mask, _ = corrupt(x, rng)
     return F.cross_entropy(logits_of(model, x, puzzle=x_t)[mask], x[mask])
 
 
 def corrupt(x, rng):
+    # t begins at .1, so that the weight 1/t stays small
     t = 0.1 + 0.9 * torch.rand(len(x), 1, generator=rng)
     mask = torch.rand(x.shape, generator=rng) < t                        # (B, L)
     return torch.where(mask, MASK, x), mask, t
@@ -45,6 +50,8 @@ def fill(model, sampler, puzzles):
     """ Each call fills one cell of each grid, which the sampler chooses. """
     def denoise(x, t, positions):
         return logits_of(model, x, positions=positions)
+
+    # temperature 0: the likeliest digit. L steps: a cell in each
     is_given = puzzles != MASK
     noise = Noise(0, rows_of(len(puzzles)))
     return sampler(denoise, make_propose(0.0, 1.0), MaskedText(V), puzzles, is_given, L, noise)
@@ -55,12 +62,14 @@ def fill_in_order(model, puzzles, reads_puzzle):
     x = puzzles.clone()
     read = puzzles if reads_puzzle else None
     for i in range(L):
+        # a cell that is given keeps its digit
         digit = logits_of(model, x, puzzle=read)[:, i].argmax(1)
         x[:, i] = torch.where(x[:, i] == MASK, digit, x[:, i])
     return x
 
 
 def main(seed=0, steps=500, n=200):
+    # both from the same seed, with the same steps and grids
     masked = train(masked_loss, False, seed, steps)
     decoder = train(decoder_loss, True, seed, steps)
     ways = {'masked, the most certain cell first': partial(fill, masked, confidence),

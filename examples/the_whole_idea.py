@@ -20,6 +20,7 @@ from toy import L, LATENTS, MASK, PROBABILITIES, SENTENCES, TOKENS, V
 
 def predict(network, x_t, z_s, t, s):
     """ Logits (B, L, V) of the words, and the latent (B, 2). """
+    # all that it reads, in one row of numbers: words or MASK, the noisy latent, both clocks
     x_t = F.one_hot(x_t, V + 1).flatten(1)
     out = network(torch.cat([x_t, z_s, t, s], 1))
     z_hat = out[:, :2]
@@ -40,6 +41,7 @@ def loss_of(network, x, z):
     z_s = (1 - s) * z + s * torch.randn(z.shape)
     logits, z_hat = predict(network, x_t, z_s, t, s)
 
+    # hidden words count by 1/t, which is cut off where t is small
     nll = F.cross_entropy(logits.mT, x, reduction='none')                        # (B, L)
     text_loss = (nll * is_hidden / t.clamp(min=0.01)).sum(1)
     latent_loss = (z - z_hat).square().sum(1)
@@ -66,6 +68,7 @@ def main(steps=2000, n=2000):
     network = Sequential(LazyLinear(128), GELU(), LazyLinear(128), GELU(), LazyLinear(2 + L * V))
     optimizer = torch.optim.Adam(network.parameters())
     for step in range(steps):
+        # the rate falls to 0 in a straight line
         optimizer.param_groups[0]['lr'] = 4e-3 * (1 - step / steps)
         rows = torch.multinomial(PROBABILITIES, 256, replacement=True)
         loss_of(network, TOKENS[rows], LATENTS[rows]).backward()

@@ -48,10 +48,12 @@ TEXTS = torch.cat([TOKENS, ALL[~IS_RIGHT]])                              # (16, 
 
 def posterior(tokens, z_t=None, t_latent=None):
     """ P(x | x_t, z_t) of the four sentences, (B, 4). tokens (B, L), z_t (B, 2), t_latent (B,). """
+    # a sentence that contradicts a visible word weighs e^-50 for each: nearly 0
     seen = tokens[:, None]                                               # (B, 1, L)
     n_wrong = ((seen != TOKENS) & (seen != MASK)).sum(2)                 # (B, 4)
     log_p = PROBABILITIES.log() - 50 * n_wrong
     if z_t is not None:
+        # and z_t is drawn around alpha_t times the latent of its sentence: Bayes' rule
         process = GaussianLatents(torch.ones(2))
         alpha_t, sigma_t = process.alpha_sigma(t_latent.double()[:, None])               # (B, 1)
         distance = (z_t[:, None] - alpha_t[:, None] * LATENTS).square().sum(2)           # (B, 4)
@@ -68,6 +70,8 @@ class BestNetwork:
     def __call__(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',),
                  return_hidden=False):
         z_t = None if latents is None else latents[:, 0]
+
+        # a word is as likely as the sentences that have it there
         has_word = F.one_hot(TOKENS, V).double()                         # (4, L, V)
         p = torch.einsum('bx,xlv->blv', posterior(tokens, z_t, t_latent), has_word)
         p = (1 - self.blur) * p + self.blur / V

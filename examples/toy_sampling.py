@@ -35,6 +35,8 @@ def law_of_steps(steps, denoise=denoise_best):
     steps = torch.tensor(steps)                            # (L,)
     law = torch.ones(16, dtype=torch.float64)
     for step in steps.unique():
+        # what earlier steps wrote is seen. The places of this step do not see each other, so their
+        # probabilities are multiplied
         x_t = torch.where(steps >= step, MASK, TEXTS)
         logits = denoise(x_t, None, torch.arange(16 * L)).view(16, L, V)
         p = logits.double().softmax(2)
@@ -47,6 +49,7 @@ def law_of_first_hitting(calls=L, denoise=denoise_best):
     """ (16,): the exact law of the sampler. Every order of the places is equally likely. """
     laws = []
     for turns in itertools.permutations(range(L)):             # whose turn it is: of place 0, 1, ..
+        # with fewer calls than places, neighbours in the order share a step
         steps = [turn * calls // L for turn in turns]
         laws.append(law_of_steps(steps, denoise))
     return torch.stack(laws).mean(0)

@@ -29,6 +29,7 @@ def draw_grids(n, rng):
     """ (n, 36), row by row, each drawn from those that fit the rows above. There are some. """
     rows = [torch.randint(720, (n,), generator=rng)]
     for i in range(1, 6):
+        # it must differ from all rows above in every column
         fits = torch.stack([FIT_IN_COLUMNS[row] for row in rows]).all(0)             # (n, 720)
         if i % 2:                                          # the second row of two boxes
             fits &= FIT_IN_BOX[rows[-1]]
@@ -73,6 +74,7 @@ def train(loss_of, reads_puzzle, seed, steps):
     model = GridModel(reads_puzzle)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(steps):
+        # the rate rises for 50 steps and falls to 0; every grid is new, so none is learned by heart
         optimizer.param_groups[0]['lr'] = 3e-3 * min((step + 1) / 50, 1 - step / steps)
         loss_of(model, draw_grids(64, rng), rng).backward()
         optimizer.step()

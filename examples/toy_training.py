@@ -31,6 +31,7 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
     optimizer = torch.optim.Adam(model.parameters())
 
     for step in range(steps):
+        # the rate falls to 0 in a straight line
         for group in optimizer.param_groups:
             group['lr'] = learning_rate * (1 - step / steps)
 

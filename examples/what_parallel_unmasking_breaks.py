@@ -22,6 +22,7 @@ from samplers import first_hitting
 
 def entropy(places):
     """ H of the words at these places, in nats. """
+    # sentences with the same words at these places are one case
     p = {}
     for words, probability in zip(TOKENS[:, places].tolist(), PROBABILITIES.tolist()):
         p[tuple(words)] = p.get(tuple(words), 0) + probability
@@ -50,6 +51,7 @@ def main():
 
     print('\ncall 1        call 2          wrong   damage   shared in call 1 + in call 2')
     for first in itertools.combinations(range(L), 2):
+        # two calls: these two places first, then the other two
         second = [i for i in range(L) if i not in first]
         law = law_of_steps([0 if i in first else 1 for i in range(L)])
         wrong = law[4:].sum().item()

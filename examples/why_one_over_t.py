@@ -26,6 +26,7 @@ STEPS = range(L, 0, -1)                # words still masked: 4, 3, 2, 1
 
 def nats_of_a_word(n):
     """ Mean of -log p(word | visible words) over all texts, and all ways to mask n words. """
+    # the best network, on each text with each choice of n places
     network = BestNetwork()
     total = 0.0
     ways = list(itertools.combinations(range(L), n))
@@ -55,6 +56,8 @@ def main():
         '1': MaskedText(V, loss_weight='uniform'),
         '1 - t': MaskedText(V, loss_weight='rdm'),
     }
+
+    # the sum over the steps is the loss: nats of a step, times how often it counts
     nats = {n: nats_of_a_word(n) for n in STEPS}
     counted = {}
     sums = {}

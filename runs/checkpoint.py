@@ -50,7 +50,7 @@ OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
 # What is the same. An identity is a dict of values that must be equal:
 #     identity_of(model_config, knobs, meta)     of a run: it goes on only as what it was
 #     of_dataset(meta)                           of a dataset, a part of it
-#     check_same(where, found, expected)         ValueError: the name, and both values
+#     check_equal(where, found, expected)        ValueError: the name, and both values
 # init_from needs less than a resume: without OF_TRAINING, one run may begin with another's weights.
 # evaluate.py takes a dataset as the run's own if all but SAMPLES is the same.
 
@@ -80,6 +80,8 @@ def of_dataset(meta, but=()):
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':
             found[f'encoder {key}'] = value
+
+    # files by their digests: an equal name says nothing of what is in them
     for name, entry in meta['files'].items():
         if name != 'bag.npy':
             found[f'sha256 of {name}'] = entry['sha256']
@@ -106,7 +108,7 @@ def differences(old, new, but=()):
     return found
 
 
-def check_same(where, found, expected, advice='', but=()):
+def check_equal(where, found, expected, advice='', but=()):
     """ ValueError with the first difference, but of the names `but`. """
     for name, (a, b) in differences(found, expected, but).items():
         raise ValueError(f'{where}: {name} is {a!r}, expected {b!r}{advice}')
@@ -116,6 +118,7 @@ def check_same(where, found, expected, advice='', but=()):
 
 def steps(out_dir):
     """ The checkpoint folders, newest first. """
+    # by number and not by name: a step of nine digits is newer than one of eight
     folders = [path for path in Path(out_dir).glob('step-*') if STEP.fullmatch(path.name)]
     return sorted(folders, key=lambda path: -int(path.name[5:]))
 
@@ -125,6 +128,8 @@ def best_of(out_dir):
     path = Path(out_dir) / 'best'
     if not path.is_file():
         return ''
+
+    # it may be damaged, and is only compared with names: a few bytes are enough
     with open(path, 'rb') as f:
         return f.read(100).decode(errors='replace').strip()
 
@@ -134,11 +139,15 @@ def read_state(folder):
     another form. """
     path = Path(folder) / 'training_state.json'
     state = read_sealed(path)
+
+    # its digest is right, but another version of this code may have written it, or another hand
     for name, kind in dict(step=int, identity=dict, knobs=dict, files=dict).items():
         if type(state.get(name)) is not kind:
             raise ValueError(f'{path}: {name} is {short(state.get(name))}, expected '
                              f'{"an object" if kind is dict else "a whole number"}')
     for name, entry in state['files'].items():
+        # these names are opened later: none but our own may stand here, or a path could lead
+        # elsewhere
         is_known = name in FILES and isinstance(entry, dict)
         if not is_known or type(entry.get('bytes')) is not int or 'sha256' not in entry:
             raise ValueError(f'{path}: of its files, {short(name)} is {short(entry)}, expected '
@@ -163,6 +172,8 @@ def verify(folder):
     state = read_state(folder)
     for name, entry in state['files'].items():
         check(folder / name, entry)
+
+    # a folder that was renamed by hand would count as another step
     if state['step'] != int(folder.name[5:]):
         raise ValueError(f'{folder}: training_state.json is of step {state["step"]}')
     return state
@@ -175,6 +186,7 @@ def read_tensors(path):
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f'cannot read {path}: {why(path, error)}') from None
     for name, tensor in tensors.items():
+        # one nan in the weights is soon a nan in all that comes out, so it is better found here
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f'{path}: {name} holds nan or inf, which no training saves')
     return tensors
@@ -186,7 +198,7 @@ def check_tensors(path, found, expected):
         return {name: f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
                 for name, tensor in tensors.items()}
 
-    check_same(path, described(found), described(expected))
+    check_equal(path, described(found), described(expected))
 
 
 def find_checkpoint(out_dir, which='best'):
@@ -197,6 +209,8 @@ def find_checkpoint(out_dir, which='best'):
     if not found:
         raise ValueError(f'no run in {out_dir}{seen_from(out_dir)}: train it to its first '
                          'checkpoint, or name another --out_dir')
+
+    # what `best` names may have been removed by hand: then it is not among those found
     named = {'latest': found[0], 'best': best or found[0]}
     name = named.get(which, which)
     if name not in found:
@@ -205,11 +219,16 @@ def find_checkpoint(out_dir, which='best'):
     return name
 
 
+CAME_LATER = {'parts'}         # fields of ModelConfig that earlier checkpoints lack
+
+
 def config_of(identity, folder):
     """ The ModelConfig in the identity of a run, which is that of a checkpoint folder. """
-    # a field that came later has its default, with which it changes nothing
     names = {field.name for field in fields(ModelConfig)}
-    if not {'vocab_size', 'seq_len', 'depth', 'width', 'latent_target'} <= identity.keys():
+
+    # what is missing would get the default of its field, which nobody has chosen. But a field that
+    # came later has a default that changes nothing
+    if not {*names, 'latent_target'} - CAME_LATER <= identity.keys():
         raise ValueError(f'{folder} was written by another version of this code: read it with that')
     try:
         return ModelConfig(**{name: identity[name] for name in names & identity.keys()})
@@ -224,6 +243,7 @@ def load_model(out_dir, which='best', device='cpu'):
     try:
         return *read_model(folder, device), folder.name
     except (ValueError, OSError):
+        # a training keeps few checkpoints: it may have removed this one since its name was read
         if folder.exists():
             raise
     return load_model(out_dir, which, device)
@@ -240,8 +260,8 @@ def read_model(folder, device):
     # data/ must be that of the training
     meta = read_meta(out_dir / 'data')
     of_data = of_dataset(meta)
-    check_same(f'{out_dir}/data', of_data, {name: identity.get(name) for name in of_data},
-               '; copy data/ from the dataset that the run was trained on')
+    check_equal(f'{out_dir}/data', of_data, {name: identity.get(name) for name in of_data},
+                '; copy data/ from the dataset that the run was trained on')
 
     # the weights that sampling reads: their average, if there is one
     path = folder / weights_file(state['files'])
@@ -276,6 +296,7 @@ def check_network(path, config, weights):
             raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:
+        # whatever torch says of a network that it cannot make or fill: here it is a wrong file
         words = ' '.join(str(error).split())[:300]
         raise ValueError(f'{path}: found another network than this code makes: {words}') from None
 
@@ -298,6 +319,8 @@ def newest(out_dir):
             os.rename(folder, broken)
         else:
             return folder
+
+    # a run that had checkpoints does not begin anew in silence
     if list(out_dir.glob('step-*.broken')):
         raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
                          'choose another out_dir or empty it')
@@ -343,6 +366,8 @@ def write_files(folder, tensors, training_state):
         path.chmod(new_mode(0o666))            # safetensors lets only the owner read
         fsync(path)
         files[path.name] = entry_of(path)
+
+    # it has the digests of the others, so it comes last
     write_text(folder / 'training_state.json', sealed({**training_state, 'files': files}))
 
 
@@ -350,6 +375,7 @@ def remove_old(out_dir, keep):
     """ Removes all checkpoints but the newest `keep` and the best. What cannot be removed is a
     warning: the new one is saved. """
     for folder in steps(out_dir)[keep:]:
+        # the best one stays, however old it is
         if folder.name == best_of(out_dir):
             continue
         try:

@@ -76,6 +76,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     ValueError where the folder exists, something of the run is missing or broken, or a weight is
     too large for `dtype`. """
     out_dir, folder = Path(out_dir), Path(folder)
+
+    # nothing is overwritten: an earlier export may have been given away
     if os.path.lexists(folder):
         raise ValueError(f'{folder} exists: choose another folder')
 
@@ -99,7 +101,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     results = results_of(out_dir / 'results.json', name)
     text = card(folder.name, config, meta, state['step'], license, hardware, data, dtype, results)
 
-    # the folder
+    # the folder, after what an export that was killed has left of it
     folder.parent.mkdir(parents=True, exist_ok=True)
     clear(folder.parent, glob.escape(folder.name[:100]))
     with write_folder(folder) as tmp:
@@ -116,6 +118,7 @@ def weights_of(folder, files, dtype):
     """ {name: tensor}: the weights of a checkpoint that sampling reads, in a dtype. """
     weights = checkpoint.read_tensors(folder / checkpoint.weights_file(files))
     for key, weight in weights.items():
+        # float16 ends at 65,504: a larger weight becomes inf, and is found below
         if weight.is_floating_point():
             weights[key] = weight.to(getattr(torch, dtype))
         if not weights[key].isfinite().all():
@@ -127,6 +130,7 @@ def public_id(encoder):
     """ The id of an encoder's record as others know it. Of a copy of a hub's model in a folder it
     is the hub's, and of another model in a folder the last name of the folder. """
     for row in TABLE.values():
+        # the revision says which model it is, wherever it lay
         if row.get('revision') == encoder['revision']:
             return row['id']
     if is_of_a_folder(encoder):
@@ -160,6 +164,7 @@ def results_of(path, checkpoint_name):
 
 def card(title, config, meta, step, license, hardware, data, dtype, results):
     """ The text of the model card: Markdown with the header that the hub reads. """
+    # the first table of the card, in this order
     facts = {
         'mode': config['mode'],
         'data': f'{meta["splits"]["train"]["samples"]:,} samples',
@@ -174,6 +179,8 @@ def card(title, config, meta, step, license, hardware, data, dtype, results):
     }
     if data:
         facts['data'] += f': {data}'
+
+    # the figures are of float32 weights, so of these there is nothing to say
     if dtype == 'float32':
         del facts['weights']
     license_of_hub = ''
@@ -195,11 +202,14 @@ def what_to_supply(config, meta, title):
     if encoder is None:
         return 'Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.'
     name, revision = encoder['id'], encoder['revision']
+
+    # encoders for which a reader needs no weights of another
     if name == 'lsa':
         return 'Its encoder, `lsa`, is in `data/`.'
     if name == 'morgan':
         return "Its encoder, `morgan`, is RDKit's: `pip install rdkit`."
     if is_of_a_folder(encoder):
+        # all others are models: to be had from the author alone, or from the hub
         return (f'**You supply the encoder**, `{name}`: it was in a folder, and is on no hub.\n'
                 'Ask the author for it, and open the run with\n'
                 f"`Run('{title}', encoder='FOLDER')`. The digest of its files is checked:\n"
@@ -213,6 +223,8 @@ def table_of(results):
     rows = []
     for task, metric in dict.fromkeys((record['task'], record['metric']) for record in results):
         found = [find(results, task, metric, control) for control in ('', 'shuffled', 'null')]
+
+        # a figure without a control says little
         if any(found[1:]):
             cells = [figure_text(record['value'], record['se']) if record else ''
                      for record in found]

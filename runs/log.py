@@ -3,8 +3,9 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 
     step  1,100/1,100 | loss 1.6658 | text 3.7347 per token, 23.9 % right | norm 0.99 | ...
 
-`text` is the loss of the masked rows, per real token. It is no bound on -log p, as clocks begin at
-t_min; val_text, of the validation, is one.
+`text` is the loss of the masked rows, per real token. There PAD is scored as well, but the sum is
+divided by the real tokens alone, so at first it may lie above ln V, which a uniform guess has per
+position. It is no bound on -log p, as clocks begin at t_min; val_text, of the validation, is one.
 """
 import math
 import os
@@ -49,6 +50,8 @@ def memory(device):
     """ The peak in GB. """
     if torch.device(device).type == 'cuda':
         return round(torch.cuda.max_memory_allocated() / 1e9, 3)
+
+    # the peak of this process, which macOS gives in bytes, and Linux in kB
     unit = 1 if sys.platform == 'darwin' else 1024
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
 
@@ -75,13 +78,14 @@ def statistics(batch, losses):
         sums['importance'] = batch.importance
 
     if losses.text_loss is not None:
-        # which of the P positions are no PAD
+        # which of the P scored positions are no PAD: of these it is said how many are right
         nll = losses.nll
         is_real = batch.targets != batch.pad
         sums['correct'] = (losses.right & is_real).sum()
-        sums['real_count'] = is_real.sum()
+        sums['n_real_scored'] = is_real.sum()
 
-        # what is by clock, or a bound, is of masked rows alone
+        # what is by clock, or weighted, is of masked rows alone. n_real also counts their tokens
+        # that were not masked and so are not scored
         B, L = batch.x_t.shape
         row = batch.positions // L
         is_masked = batch.mode[row] != CAUSAL
@@ -116,7 +120,7 @@ def summary(sums, micro_batches):
 
     # the text, per real token, as in validation: PAD is not counted
     if 'text_loss' in sums:
-        entry['text_accuracy'] = sums['correct'][0] / max(sums['real_count'][0], 1e-9)
+        entry['text_accuracy'] = sums['correct'][0] / max(sums['n_real_scored'][0], 1e-9)
         entry['text_nll_by_t'] = ratios('text_bins', 'text_count')
         words = []
         if sums['n_real'][0]:
@@ -144,15 +148,15 @@ def no_link(path, flags):
 
 class StepLog:
     """ Collects the steps since the last line of the log. What is known of them stays on the device
-    until `log_steps`. rows_of(step, micro, rank): as Loader.rows_of, to say in which rows a loss
-    was not finite. """
+    until `log_steps`. row_numbers(step, micro, rank): that of the Loader, to say in which rows a
+    loss was not finite. """
 
-    def __init__(self, out_dir, device, max_iters, rows_of, config):
+    def __init__(self, out_dir, device, max_iters, row_numbers, config):
         self.out_dir, self.device = out_dir, device
         self.max_iters = max_iters
         self.modes = modes_of(config['mode'])
         self.is_masked = config['text_process'] in ('masked', 'atat')
-        self.rows_of = rows_of
+        self.row_numbers = row_numbers
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
         if config['wandb_project'] and not rank():
@@ -180,6 +184,8 @@ class StepLog:
 
     def end_step(self, bad, loss, norm):
         """ Keeps what was added as that of one step. bad: 1 where it was skipped. """
+        # a row of the table that log_steps reads: these three, the losses of the micro-batches, the
+        # sums
         known = torch.stack((bad, loss, norm, *self.micro_losses))
         self.steps.append(torch.cat((known, self.sums)))
         self.n_losses = len(self.micro_losses)
@@ -250,6 +256,8 @@ class StepLog:
             if name != 'val_latent':
                 unit = f'nats per token (a guess: {guess[name]:.2f})'
             words.append(f'{name} {value:.4f} {unit}')
+
+            # so written that nan is worse than a guess, too
             if not value < guess[name]:
                 print0(f'warning: {name} {value:.4g} is not finite, or worse than a guess',
                        file=sys.stderr)
@@ -311,11 +319,16 @@ class StepLog:
         skipped, loss, norm, the losses of this rank. """
         if not known[:, 0].any():
             return []
+
+        # a rank knows the losses of its own rows alone, so all say which of theirs are finite
         is_finite = all_gather_object(known[:, 3:].isfinite().tolist())
         found = []
         for i, (bad, loss, norm, *_) in enumerate(known.tolist()):
             if not bad:
                 continue
+
+            # a loss that is not finite, or else a gradient; where both are finite the norm was too
+            # large
             number = step - len(known) + i
             why = 'spike' if math.isfinite(norm) else 'gradient'
             where = []
@@ -324,7 +337,7 @@ class StepLog:
                 for r in range(world()):
                     for micro in range(self.n_losses):
                         if not is_finite[r][i][micro]:
-                            _, rows = self.rows_of(number, micro, r)
+                            _, rows = self.row_numbers(number, micro, r)
                             where.append(dict(rank=r, rows=rows.tolist()))
             found.append(dict(
                 step=number + 1,

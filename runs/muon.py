@@ -41,10 +41,12 @@ def newton_schulz(x, coefficients=OF_TORCH, dtype=torch.bfloat16, eps=1e-7):
     x = x.to(dtype)
     x = x.mT if is_tall else x                             # the products of rows are the small ones
 
-    # no singular value is larger than the norm
+    # no singular value is larger than the norm: divided by it all are at most 1, where the
+    # polynomials work
     norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
     x = x / norms.clamp(min=eps)
     for a, b, c in coefficients:
+        # a s + b s^3 + c s^5 of the singular values is a x + (b G + c G G) x with G = x x^T
         gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
@@ -61,6 +63,8 @@ def gather_shares(mine, n):
     """ The n matrices of all processes' shares (size, rows, columns), in order. """
     found = [torch.empty_like(mine) for _ in range(world())]
     dist.all_gather(found, mine.contiguous())
+
+    # the last shares may repeat a matrix
     return torch.cat(found)[:n]
 
 
@@ -80,6 +84,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):                          # torch passes None
         for group in self.param_groups:
+            # matrices of one shape are updated together
             by_shape = {}
             for parameter in group['params']:
                 if parameter.grad is not None:             # None: frozen in this stage
@@ -116,7 +121,8 @@ class Muon(torch.optim.Optimizer):
         # found_inf lies on the host until train.py sets it
         is_bad = self.found_inf.to(parameters[0].device) > 0
 
-        # the momentum. A bad gradient is replaced by the momentum itself, which then stays as it is
+        # the momentum, an average of the gradients. In a bad step the gradient is replaced by the
+        # momentum, so the average does not change
         momenta = self.momenta_of(parameters)
         gradients = torch.stack([parameter.grad for parameter in parameters])
         torch.where(is_bad, momenta, gradients, out=gradients)
@@ -130,7 +136,7 @@ class Muon(torch.optim.Optimizer):
         if self.is_shared:
             updates = gather_shares(updates, n)
 
-        # the step
+        # the step. In a bad one the updates are multiplied by 0, and the weights by 1
         is_good = (~is_bad).float()
         updates = torch.mul(updates, is_good.view(1, 1, 1), out=gradients)
         torch._foreach_mul_(parameters, torch.where(is_bad, 1.0, 1 - lr * weight_decay))

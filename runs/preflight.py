@@ -35,6 +35,8 @@ def open_data(config):
     folder = dataset_folder(config['dataset'])
     train = PackedDataset(folder, 'train', config['seq_len'], crop)
     val = PackedDataset(folder, 'val', train.seq_len, crop)
+
+    # a latent is that of a whole text, so with a part of it a pair would be wrong
     if 'latent' in streams and (train.cropped or val.cropped):
         raise ValueError(f'seq_len={train.seq_len} crops texts of {folder}, whose latents are of '
                          'whole ones: use seq_len=None, or --streams=text')
@@ -42,6 +44,7 @@ def open_data(config):
         raise ValueError(f'{folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
 
+    # last, as it takes longest
     check_digests(train, val)
     return train, val
 
@@ -51,6 +54,8 @@ def check_knobs(config):
     mode, streams = config['mode'], config['streams']
     crop = not config['predict_length']
     is_masked = config['text_process'] == 'masked'
+
+    # these exclude each other; the messages say why
     if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
         raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
                          'use optimizer=adamw, or parallel=ddp')
@@ -91,8 +96,9 @@ def earlier_network(config):
 
 
 def network(config, data):
-    """ The ModelConfig of a run. Fills in what follows from the data: config['latent_target'] and,
-    where the length of a text is not learned, config['lengths']. """
+    """ The ModelConfig of a run. By the mode it decides shift, bag and shortcut, which are no
+    knobs, and config['latent_target'], where that is None. Where the length of a text is not
+    learned, it also fills in config['lengths'], from the data. """
     # what the modes need besides the blocks, by measurements on latents of one vector
     # (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps its
     # network
@@ -138,8 +144,12 @@ def share_rows(batch_size, global_batch):
     reads in a step). """
     if global_batch is None:
         return batch_size, 1
+
+    # each process has equally many rows, as their gradients are averaged with equal weights
     rows, rest = divmod(global_batch, world())
     micro_batch = min(batch_size, rows)
+
+    # micro-batches of one size, so that a step is a plain mean over them
     if rest or rows % micro_batch:
         raise ValueError(f'global_batch={global_batch} cannot be shared by {world()} processes '
                          f'alike, in micro-batches of batch_size={batch_size}: use other numbers')
@@ -148,6 +158,7 @@ def share_rows(batch_size, global_batch):
 
 def scored_share(text_process):
     """ The share of a noisy text's positions that are scored, a mean over its clock. """
+    # an even grid of clocks, 0 and 1 among them, and of random numbers stands for both
     t = torch.arange(101) / 100
     u = (torch.arange(100) + 0.5) / 100
     tokens = torch.zeros(101, 100, dtype=torch.int64)

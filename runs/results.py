@@ -31,6 +31,8 @@ FIELDS = dict(task=str, metric=str, control=str, value=NUMBER, n=int, texts=str,
 def read_results(path):
     """ The records of results.json. ValueError where it is not as evaluate.py writes it. """
     records = read_json(path, kind=object, limit=2**23)    # 30,000 records
+
+    # a list of dicts that have all fields, each of its type; a field more is allowed
     for record in records if isinstance(records, list) else [None]:
         if not isinstance(record, dict) or not all(
                 isinstance(record.get(name, ()), kind) for name, kind in FIELDS.items()):
@@ -58,6 +60,8 @@ def add_results(path, records):
 
 def replaces(new, old):
     """ Whether two records are of one measurement, or of a sweep with an earlier checkpoint. """
+    # the points of a sweep are compared with each other, so all are of one checkpoint: a new point
+    # also replaces those of an earlier one
     is_same = all(new[name] == old[name] for name in ('task', 'texts', 'n', 'knobs'))
     same_axes = new['point'].keys() == old['point'].keys()
     repeats = new['point'] == old['point'] or new['checkpoint'] != old['checkpoint']
@@ -67,6 +71,8 @@ def replaces(new, old):
 def find(records, task, metric, control='', **fields):
     """ The record of a figure, or None: of several that of the most texts, the last of these.
     fields: what else is asked for, as n=200; else it is of the validation split, and no sweep. """
+    # of equally many texts the last record wins: max takes the first that it meets, so they are
+    # read backwards
     wanted = dict(task=task, metric=metric, control=control, texts='', point={}) | fields
     found = [record for record in records if wanted.items() <= record.items()]
     return max(reversed(found), key=lambda record: record['n'], default=None)

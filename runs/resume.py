@@ -16,7 +16,7 @@ from base.files import read_array, short
 from data import check_file
 from diffusion import modes_of
 from runs import checkpoint, run_folder
-from runs.checkpoint import OF_TRAINING, as_json, check_same, differences, identity_of
+from runs.checkpoint import OF_TRAINING, as_json, check_equal, differences, identity_of
 from runs.stages import lr_factor, read_stages
 
 # knobs that decide where in its schedule a run is, and with the modes what validation measures
@@ -62,6 +62,8 @@ class State:
         def swap():
             if hasattr(self.loss, 'reshard'):
                 self.loss.reshard()                        # or FSDP would use what it gathered
+
+            # exchanged one by one, so that no third copy of all weights is needed
             for parameter, average in zip(self.parameters, self.ema or ()):
                 now = parameter.clone()
                 parameter.copy_(average)
@@ -88,6 +90,8 @@ class State:
     def moments(self, options=None):
         """ {'exp_avg.<parameter>': tensor} of all optimizers, and the groups of parameters. """
         found = get_optimizer_state_dict(self.model, self.optimizers, options=options)
+
+        # torch gives {parameter: {kind: value}}; a safetensors file is a flat list of names
         flat = {}
         for name, moments in found.get('state', {}).items():
             for kind, value in moments.items():
@@ -96,6 +100,7 @@ class State:
 
     def generators(self):
         """ {'rank0.cpu': its state} of every rank's generators. """
+        # the rank is in the name: later there may be more processes, or fewer
         own = {'cpu': torch.get_rng_state()}
         if torch.device(self.device).type == 'cuda':
             own['cuda'] = torch.cuda.get_rng_state()
@@ -117,12 +122,14 @@ class State:
         tensors['optimizer'], _ = self.moments(WHOLE)
         tensors['rng'] = self.generators()
 
+        # counters as plain values: reading those on the device waits for it
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
         known |= {'identity': self.identity, 'knobs': config, 'generators': [*tensors['rng']]}
         _, error = distributed.on_rank0(checkpoint.write_checkpoint, config['out_dir'], self.step,
                                         tensors, known, config['keep'], is_best)
         if error:
+            # train.py gives up after three in a row
             self.failed_saves += 1
         else:
             self.failed_saves = 0
@@ -133,6 +140,9 @@ class State:
         """ What save has written to a folder, on any number of processes. known: its
         training_state.json. """
         self.check_counters(folder / 'training_state.json', known)
+
+        # what this run expects there: names, shapes, dtypes. An average is there if the run had one
+        # then, whether it has one now or not
         own = self.model.state_dict()
         own_moments, groups = self.moments()
         expected = {'model': own, 'optimizer': own_moments}
@@ -168,6 +178,7 @@ class State:
         set_optimizer_state_dict(self.model, self.optimizers,
                                  {'state': moments, 'param_groups': groups}, options=FROM_WHOLE)
 
+        # counters; those of the guard stay on the device
         for name in self.counters:
             setattr(self, name, known[name])
         for name in self.counters_on_device:
@@ -186,6 +197,7 @@ class State:
         """ ValueError where a counter in training_state.json is none, or a generator is not named:
         the first process has one. """
         for name in (*self.counters, *self.counters_on_device):
+            # whatever JSON has there, it must be as many numbers as the counter holds
             form = torch.as_tensor(getattr(self, name)).shape
             try:
                 found = torch.tensor(known[name], dtype=torch.float64)
@@ -208,8 +220,10 @@ def begin_from(folder, state):
     """ The best weights of another run of the same model, process and data. """
     source, knobs, meta, _ = checkpoint.load_model(folder, 'best', device=state.device)
     advice = '; texts prepared with --same_as=ITS_DATASET have its vocabulary and its latents'
-    check_same(f'init_from={folder}', identity_of(source.config, knobs, meta), state.identity,
-               advice, but=OF_TRAINING)
+
+    # of all that an identity holds, only samples, dropout and optimizer may have been others
+    check_equal(f'init_from={folder}', identity_of(source.config, knobs, meta), state.identity,
+                advice, but=OF_TRAINING)
     fill(state.model, source.state_dict())
 
 
@@ -294,8 +308,8 @@ def resume_from(newest, state, data, config):
     samples in both splits, or `best` would compare losses of two validation splits. Says which
     knobs are others now, and what follows from them. """
     known = checkpoint.read_state(newest)                  # rank 0 has verified its files
-    check_same(newest, known['identity'], state.identity,
-               ': choose another --out_dir, or the --dataset and the knobs that it had')
+    check_equal(newest, known['identity'], state.identity,
+                ': choose another --out_dir, or the --dataset and the knobs that it had')
     state.load(newest, known)
 
     # other knobs
@@ -333,6 +347,8 @@ def place_in_schedule(knobs, step, seq_len):
     """ (learning rate, number of the stage, what the stage is) of a step. """
     stages = read_stages(knobs['mode'], knobs['length_schedule'], knobs['streams'],
                          knobs['max_iters'], seq_len)
+
+    # after its last step a schedule is still in its last stage
     number = next((i for i, stage in enumerate(stages) if step < stage.end), len(stages) - 1)
     stage = stages[number]
     rate = knobs['learning_rate'] * lr_factor(knobs, step)

@@ -34,6 +34,7 @@ claim = None                   # the run folder of this process, where it has on
 
 def git_commit():
     """ The commit of the code, with -dirty where files differ from it; None without git. """
+    # a training begins without git as well, and where git hangs
     command = ['git', '-C', HERE, 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -69,6 +70,8 @@ def begin(config, data_folder, step):
     if step == 0 and data.exists() and not remove_folder(data, DATA_FILES):
         raise ValueError(f'{data} holds files that no run has put there: move them away, or name '
                          'another --out_dir')
+
+    # how the run was made, for whoever finds the folder later
     found = {
         **config,
         'argv': sys.argv,
@@ -93,6 +96,7 @@ def note_signal(number, frame=None):
 def note_signals():
     """ From now on these signals are noted in signal_seen, and do nothing else. """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        # nohup has asked that a hangup be ignored, so it stays ignored
         is_of_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
         if not is_of_nohup:
             earlier_handlers[number] = signal.signal(number, note_signal)
@@ -101,6 +105,7 @@ def note_signals():
 def forget_signals():
     """ From now on they do again what they did before. """
     for number, handler in earlier_handlers.items():
+        # None: the earlier handler was not set from Python
         signal.signal(number, handler or signal.SIG_DFL)
 
 

@@ -34,6 +34,8 @@ def read_schedule(name, schedule, what, max_iters):
         if not match:
             raise ValueError(f'{name}={schedule!r}: expected {what}:STEPS,{what}:STEPS,{what}, '
                              'where STEPS is a number, or a share as 40%')
+
+        # a share is rounded down to whole steps
         value, steps, percent = match.groups()
         found.append((first, value))
         if percent:
@@ -41,6 +43,7 @@ def read_schedule(name, schedule, what, max_iters):
         else:
             first += int(steps)
 
+    # the last value needs a step, too
     begins, last = found[-1]
     if begins >= max_iters:
         raise ValueError(f'{name}={schedule!r}: the steps before {last!r} add up to {begins}; '
@@ -53,6 +56,8 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
     '24:80%,all'. ValueError says what is wrong. """
     modes = read_schedule('mode', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or 'all', 'LENGTH', max_iters)
+
+    # a length is looked up as it is written, so 024 is none
     length_of = {str(length): length for length in range(1, seq_len + 1)}
     length_of['all'] = seq_len
     for _, length in cuts:
@@ -85,6 +90,8 @@ def lr_factor(knobs, step):
         (step + 1) / warmup                                          while step < warmup
         min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
     end, min_lr = knobs['max_iters'], knobs['min_lr']
+
+    # a short run warms up for half of its steps at most
     warmup = min(knobs['warmup_iters'], end // 2)
     if step < warmup:
         return (step + 1) / warmup

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from noise import rows_of_parts
 from samplers import part_of_step
-from sampling.writing import blank, tidied, write
+from sampling.texts import blank, tidied, write
 
 MOST_DRAFTS = 4096             # that the knob rerank allows
 ROUNDS = 6                     # at most, with at least AIMS drafts in each

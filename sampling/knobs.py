@@ -43,8 +43,8 @@ class SamplingKnobs:
     latent_clock: float = 0.0       # [0, 1); s: where the latent that is given has errors. It is
                                     # taken as z + (sigma_s / alpha_s) e, in standard deviations of
                                     # the data's latents, and the network reads it at clock s
-    rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, keep the one
-                                    # nearest to the latent
+    rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, and keep the
+                                    # one whose embedding is nearest to the given latent
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents

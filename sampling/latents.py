@@ -10,7 +10,7 @@ from noise import Noise, rows_of
 from samplers import no_callback
 from sampling.denoise import guided_latents
 from sampling.solvers import solve
-from sampling.writing import blank, tidied, write
+from sampling.texts import blank, tidied, write
 
 
 def settle_latents(net, knobs, from_text):

@@ -10,7 +10,7 @@ import torch
 from diffusion import is_end, rank_in_row
 from noise import Noise, rows_of, uniforms
 from samplers import scatter_at
-from sampling.writing import tidied
+from sampling.texts import tidied
 
 # -----------------------------------------------------------------------------
 # A whole text

@@ -87,7 +87,8 @@ class Reader:
     def share(self, tokens, has_ended):
         """ Finds the texts that have read the same so far, and now read the same new tokens
         (B, new): they share one row of the cache. Returns the new tokens of the rows, (R, new). """
-        # each has a row of its own: only every eighth token asks for more, as a card waits for it
+        # while every text has a row of its own, we look for rows to share at every eighth token
+        # only: looking makes the host wait for a card
         if self.n_rows == len(tokens) and self.n_read % 8:
             return tokens[self.row_of.argsort()]
 

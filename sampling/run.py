@@ -46,7 +46,7 @@ from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_templa
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.likelihood import changed_by, nats_per_token
-from sampling.writing import blank, settle, write
+from sampling.texts import blank, settle, write
 
 # -----------------------------------------------------------------------------
 # What a direction needs
@@ -296,7 +296,8 @@ class Run:
     # ---- latents
 
     def embed(self, texts, num_samples=1, **knobs):
-        """ t2l: a latent of each text, made by diffusion. """
+        """ t2l: a latent of each text, made by diffusion. (Not by the encoder: that is encode, and
+        embeddings, which also warns.) """
         self.check('t2l')
         tokens = self.pack(texts)
         rows = rows_of(len(tokens), num_samples)

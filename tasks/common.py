@@ -17,7 +17,7 @@ from base.console import progress_bar, shown, warn
 from configurator import on_command_line
 from data import PackedDataset, dataset_folder
 from noise import uniforms
-from runs.checkpoint import SAMPLES, STATISTICS, check_same, of_dataset
+from runs.checkpoint import SAMPLES, STATISTICS, check_equal, of_dataset
 from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
 from sampling.run import Needs
@@ -160,8 +160,8 @@ def open_split(run, folder, split):
     # the run has the statistics of its own latents, which on another machine differ in the last
     # bits; without an encoder they say which latents these are
     but = SAMPLES | {STATISTICS} if run.meta['encoder'] else SAMPLES
-    check_same(folder, of_dataset(data.meta), of_dataset(run.meta),
-               f' by {run.out_dir}: name its own dataset with --dataset=', but)
+    check_equal(folder, of_dataset(data.meta), of_dataset(run.meta),
+                f' by {run.out_dir}: name its own dataset with --dataset=', but)
     return data
 
 
@@ -175,6 +175,7 @@ def opened(folder, split, seq_len, crop):
 
 def read_classes(spec):
     """ {name: its words} of 'animal: cat, dog; colour: red, blue'. """
+    # a word that is alone in its class has no other to become
     groups = {}
     for part in spec.split(';'):
         name, _, listed = part.partition(':')
@@ -206,6 +207,8 @@ def derangement(n, seed):
     if n < 2:
         raise ValueError(f'{n} text: shuffled controls need at least 2')
     order = np.random.Generator(np.random.Philox(seed + 1)).permutation(n)
+
+    # each gets its neighbour in a random cycle, so none keeps its own
     out = np.empty(n, np.int64)
     out[order] = np.roll(order, 1)
     return torch.from_numpy(out)
@@ -278,6 +281,8 @@ def ratio(totals, sizes):
     if not sizes.sum():
         return Figure(math.nan)
     n = len(totals)
+
+    # to first order its error is that of totals - value * sizes
     value = totals.sum() / sizes.sum()
     if n < 2:
         return Figure(float(value))

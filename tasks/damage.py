@@ -38,6 +38,7 @@ def read_damage(damage):
 def damaged(run, raw, damage, seed):
     """ Raw latents (n, N, D) with a damage; '': as they are. ValueError for flips of what is no
     bit. """
+    # random numbers of its own: the samplers' stay what they are without a damage
     name, size = read_damage(damage)
     rng = np.random.Generator(np.random.Philox(seed))
     if name == 'noise':

@@ -36,7 +36,7 @@ from sampling.inputs import moved
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
 from sampling.run import BOTH, FILLS, Needs
-from sampling.writing import write
+from sampling.texts import write
 from tasks.common import Figures, Task, derangement, encode, read_classes
 from tasks.infill import left_to_right
 from tasks.measures import spaced
@@ -48,6 +48,8 @@ def prepare(run, knobs):
     if not run.meta['encoder']:
         raise ValueError(f'{run.out_dir} has latents that were given without their encoder: no '
                          'edit from it')
+
+    # a word of a class is looked for among the words of a text, as `words` gives them
     found = read_classes(knobs['classes'])
     for members in found.values():
         if any(words(word) != [word] for word in members) or len({*members}) < len(members):
@@ -89,6 +91,7 @@ def generate(run, ctx, rows=slice(None), **knobs):
 
 
 def judge(run, ctx, written):
+    # drawn with the same seed, so the same words are asked for as in generate
     return compare_edits(run, what_is_asked(run, ctx), written)
 
 
@@ -141,6 +144,8 @@ def change(run, ctx, asked, z, from_left_to_right=False, **changed):
     z_now = run.stats.standardise(asked.raw_now)
     masked = changed_by(run.net, asked.tokens, z_now, z, knobs)
     tokens = torch.where(masked, run.net.text.mask_id, asked.tokens)
+
+    # the same positions are filled either way, and all others are known
     if from_left_to_right:
         tokens = left_to_right(run.net, tokens, masked, z, batch=knobs.sample_batch)
     else:

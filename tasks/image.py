@@ -101,6 +101,8 @@ def make_pictures(run, ctx, other):
     if not run.can('t2l'):
         return {}
     null = ctx.sampling | dict(guidance=0.0)
+
+    # with guidance 0 the caption is not read. Pictures of others are the same ones in another order
     pictures = pixels(run, run.embed(ctx.tokens, **ctx.sampling))
     of_null = pixels(run, run.embed(ctx.tokens, **null))
     return {'': pictures, 'shuffled': pictures[other], 'null': of_null}
@@ -111,6 +113,8 @@ def write_captions(run, ctx, other, real, known, known_captions):
     if not run.can('l2t'):
         return {}
     null = ctx.sampling | dict(guidance=0.0)
+
+    # the same for captions; the nearest picture's caption needs no network
     written = run.write(latents=ctx.raw, lengths_of=ctx.tokens, **ctx.sampling)
     nearest, _ = nearest_pictures(real, known)
     return {'': written,
@@ -136,6 +140,7 @@ def enter_agreement(figures, control, metric, a, b):
 
 def classes_of(texts, class_words):
     """ Which of these words each text has, (n,) int64; -1: none, or several. """
+    # with spaces around, so that `red` is not found in `bored`
     named = [f' {" ".join(words(name))} ' for name in class_words]
     found = []
     for text in texts:
@@ -173,6 +178,7 @@ def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
     net.eval().requires_grad_(False)
 
     def classify(x):
+        # part by part, to save memory
         parts = [net(as_input(x[i:i + 512])).argmax(1)
                  for i in range(0, len(x), 512)]
         return torch.cat(parts)
@@ -184,6 +190,8 @@ def nearest_pictures(pictures, known):
     (n,). """
     x = torch.from_numpy(pictures).flatten(1).float()
     y = torch.from_numpy(known).flatten(1).float()
+
+    # part by part: a table of all distances may be too large
     nearest = [torch.cdist(part, y).min(1) for part in x.split(128)]
     distance, at = (torch.cat(parts) for parts in zip(*nearest))
     return at, distance / x.shape[1] ** 0.5

@@ -25,6 +25,8 @@ def measure(run, ctx):
     if ctx.raw is not None:
         z = run.stats.standardise(ctx.raw)
     loss, count = losses(run.net, tokens, z, draws, ctx.knobs['seed'], batch)
+
+    # the tokens that were masked at least once; PAD is none that counts
     used = (count > 0) & (tokens != run.tokenizer.pad)
     if used.sum() < 2:
         raise ValueError(f'importance: {used.sum()} tokens were masked in {draws} draws of {ctx.n} '

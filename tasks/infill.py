@@ -18,7 +18,7 @@ from noise import uniforms
 from samplers import before
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS, Needs
-from sampling.writing import write
+from sampling.texts import write
 from tasks.common import Figures, Task, encode, with_controls
 from tasks.measures import compare
 

@@ -34,6 +34,7 @@ RIVAL = 'nearest'
 
 
 def prepare(run, knobs):
+    # a damage that is misspelt is found now, and not after an hour of writing
     read_damage(knobs['damage'])
 
 
@@ -57,6 +58,7 @@ def measure(run, ctx):
 
 def write_with_controls(run, ctx):
     """ {control: n texts}: what is written, and what each control has. """
+    # `shuffled` reads another's latent, and is compared with this text
     other = derangement(ctx.n, ctx.knobs['seed'])
     asked = damaged(run, ctx.raw, ctx.knobs['damage'], ctx.knobs['seed'])
     return {'': generate(run, ctx),
@@ -69,6 +71,8 @@ def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows, with their damage. A sweep calls it too. """
     own = {name: ctx.knobs[name] for name in ('latent_clock', 'rerank', 'damage')}
     knobs = ctx.sampling | own | knobs
+
+    # all rows are damaged before some are chosen: so a row has the same damage in any part of them
     raw = damaged(run, ctx.raw, knobs.pop('damage'), ctx.knobs['seed'])
     return run.write(latents=raw[rows], lengths_of=ctx.tokens[rows], **knobs)
 

@@ -47,6 +47,7 @@ def spaced(text):
 def word_f1(a, b):
     """ F1 between the sets of words; of characters, where neither has a word. A word that is said
     again changes nothing: `length` shows that. """
+    # a text may have no word, such as '...'; two texts of nothing are equal
     mine, theirs = {*words(a)}, {*words(b)}
     if not mine | theirs:
         mine, theirs = {*''.join(a.split())}, {*''.join(b.split())}
@@ -110,6 +111,8 @@ def compare(texts, written, raw, embedded):
     over texts is reported, corpus_bleu a number: one BLEU of all n-grams. """
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
+
+    # in a script without spaces each character counts as a word
     written = [spaced(text) for text in written]
     sources = [spaced(text) for text in texts]
     pairs = list(zip(written, sources))
@@ -169,6 +172,7 @@ def describe_samples(run, ctx, sample):
     `data`).
     sample(SamplingKnobs) -> what it has drawn, the tokens (n, L) first. Returns the Figures, with
     the network calls and milliseconds of a text; the texts; what was drawn. """
+    # calls and time are those of our samples alone
     run.net.row_calls = 0
     began = time.perf_counter()
     drawn = sample(ctx.sampling_knobs(guidance=1.0))
@@ -176,6 +180,7 @@ def describe_samples(run, ctx, sample):
     figures = Figures(ctx.n)
     figures.enter('', {'calls': run.net.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})
 
+    # what the texts are like, and what real ones are like
     written = run.decode(drawn[0])
     ctx.shown += [f'-> {text}' for text in written]
     describe_texts(figures, '', written, real_ids(run, drawn[0]), ctx.prepared)

@@ -21,6 +21,8 @@ def prepare(run, knobs):
 
 def measure(run, ctx):
     figures = Figures(ctx.n)
+
+    # as in l2t, with other measures
     written = l2t.write_with_controls(run, ctx)
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, l2t.RIVAL)

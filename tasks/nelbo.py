@@ -48,6 +48,8 @@ def conditions_of(run, raw, seed):
     control. """
     if raw is None or 'latent' not in run.net.model.config.streams:
         return {'': (None, 1.0)}
+
+    # `null` is noise, drawn once: every draw of the bound reads the same
     noise = normals(seed, 0, 'evaluation latent', 0, *raw.shape) * run.stats.live
     return with_controls(run.stats.standardise(raw), noise, seed)
 
@@ -56,6 +58,8 @@ def nats_of(net, tokens, latents, clock, known_mask, draws, seed, batch, desc):
     """ Nats of each text (n,): the mean of so many draws of the bound on -log p, or with draws=0
     -log p itself, read from left to right. """
     n, L = tokens.shape
+
+    # an exact likelihood is read once, a bound is a mean over draws
     n_readings = max(1, draws)
     nats = torch.zeros(n, dtype=torch.float64)
     with progress_bar(total=n * n_readings, desc=desc, unit='draw') as bar:
@@ -90,6 +94,8 @@ def nelbo(run, ctx, draws):
         nats = nats_of(run.net, tokens, latents, clock, known_mask, draws, seed,
                        ctx.knobs['sample_batch'], f'{prefix}nats {control or "right"}')
         total = nats.sum().item()
+
+        # bits per byte do not depend on the tokenizer, so models with other tokens compare
         bits_per_byte = math.nan
         if n_bytes:
             bits_per_byte = total / math.log(2) / n_bytes

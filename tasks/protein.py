@@ -22,7 +22,7 @@ from diffusion import is_end, positions_of
 from noise import Noise, rows_of, uniforms
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS, Needs
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 from tasks.common import Figures, Task, open_split
 from tasks.measures import real_ids
 
@@ -41,6 +41,8 @@ def measure(run, ctx):
 
     # the frequencies of the training split
     frequency = counts(open_split(run, ctx.folder, 'train')).double()   # (V,)
+
+    # residues alone, without EOS and PAD
     frequency[[run.tokenizer.eos, run.tokenizer.pad]] = 0
     frequency /= frequency.sum()
     log_frequency = frequency.clamp(min=1e-12).log()
@@ -67,6 +69,8 @@ def measure(run, ctx):
     for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
         rows = real_ids(run, x)
         residues = torch.tensor([i for row in rows for i in row], dtype=torch.int64)
+
+        # total variation: half of the sum of all differences, from 0 to 1
         share = torch.bincount(residues, minlength=len(frequency)).double()
         share /= share.sum()
         distance = (share - frequency).abs().sum() / 2

@@ -60,6 +60,8 @@ def load_scorer(name, revision, device):
         for text in progress_bar(texts, desc='scorer', unit='text'):
             with in_one_line(f'the tokenizer of scorer={name}'):
                 ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
+
+            # in a text of one token there is none to be scored
             if ids.shape[1] > 1:
                 logits = model(ids).logits[0, :-1].float()
                 nats += F.cross_entropy(logits, ids[0, 1:], reduction='sum').item()
@@ -70,6 +72,7 @@ def load_scorer(name, revision, device):
 
 def scorer_of_run(out_dir, device):
     """ perplexity(texts) under an autoregressive run of ours. """
+    # in float32, so that its figures are the same on machines with bfloat16 and without
     run = Run(out_dir, device=device, dtype='float32')
     if not run.net.is_causal or 'latent' in run.net.streams:
         raise ValueError(f'scorer={out_dir} is a run of ours that does not read text alone from '
@@ -78,6 +81,8 @@ def scorer_of_run(out_dir, device):
     def perplexity(texts):
         tokens = pack(run, texts, cut=True)
         nats = 0
+
+        # PAD is read, but neither its nats nor its number count
         for part in tokens.split(128):
             nats += run.net.nats(part, None, 1.0).sum().item()
         return perplexity_of(nats, (tokens != run.tokenizer.pad).sum().item())

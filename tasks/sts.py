@@ -65,12 +65,16 @@ def read_pairs(path):
     or those that its first line calls so. """
     if not os.path.isfile(path):
         raise ValueError(f'sts={path}: no such file')
+
+    # in a .tsv a quotation mark is a character like any other
     quoting = csv.QUOTE_NONE if path.lower().endswith('.tsv') else csv.QUOTE_MINIMAL
     lines = lines_of(path, SimpleNamespace(encoding='utf-8', invalid_bytes='stop'))
     try:
         table, _ = table_of(path, lines, lambda row: len(row) == 3 or {*COLUMNS} <= {*row},
                             quoting=quoting)
         rows = [row for row in table if row]
+
+        # the first line may name the columns, in any order and with others among them
         names = COLUMNS
         if rows and {*COLUMNS} <= {*rows[0]}:
             names, *rows = rows
@@ -78,6 +82,8 @@ def read_pairs(path):
         scores = np.array(scores, float)
     except (csv.Error, IndexError, ValueError) as error:
         raise ValueError(f'{path}: expected columns {", ".join(COLUMNS)} ({error})') from None
+
+    # nan and inf are no scores
     is_finite = np.isfinite(scores)
     if not is_finite.all():
         raise ValueError(f'{path}: the score of pair {is_finite.argmin() + 1} is no finite number')

@@ -25,6 +25,8 @@ RIVAL = 'ridge'
 
 def measure(run, ctx):
     figures = Figures(ctx.n)
+
+    # with guidance 0 the text is not read
     made = {'': generate(run, ctx),
             'shuffled': generate(run, ctx, derangement(ctx.n, ctx.knobs['seed'])),
             'null': generate(run, ctx, guidance=0.0),

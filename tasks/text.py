@@ -3,7 +3,7 @@ text: as unconditional, of texts alone: the latents' clock stays at 1.
 Control: data, the texts themselves.
 """
 from sampling.run import WRITES, Needs
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 from tasks.common import FREE_SETTINGS, Task
 from tasks.measures import describe_samples
 from tasks.scorer import prepare_scorer

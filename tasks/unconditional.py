@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from sampling.latents import write_both
 from sampling.run import BOTH, Needs
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 from tasks.common import FREE_SETTINGS, Task, derangement, encode, open_split
 from tasks.measures import describe_samples, nearest_training_latents
 from tasks.scorer import prepare_scorer

@@ -19,7 +19,7 @@ from processes.gidd import GIDD
 from sampling.knobs import SamplingKnobs
 from sampling.latents import settle_latents
 from sampling.run import Run
-from sampling.writing import blank, settle, write
+from sampling.texts import blank, settle, write
 from tasks import infill
 from toys import l2t, net_of, random_inputs, random_network
 
@@ -205,7 +205,7 @@ def run(dual):
 def test_a_dual_run_logs_and_validates_both(dual):
     entries = log(dual / 'both')
     last = entries[40, False]
-    assert last['modes'] == dict(unconditional=0, l2t=.5, t2l=0, causal=.5)
+    assert last['modes'] == dict(unconditional=0, l2t=.5, t2l=0, causal=.5, complete=0)
     assert 0 < last['causal_nats_per_token'] < entries[1, False]['causal_nats_per_token']
     validations = [entry for (_, is_validation), entry in entries.items() if is_validation]
     assert validations and all(v['val_causal'] > 0 and v['val_text'] > 0 for v in validations)

@@ -14,7 +14,7 @@ from base.files import read_array
 from base.writing import entry_of, sealed
 from corpora import tokenizers
 from corpora.latents import as_latent
-from corpora.layouts import verify
+from corpora.layouts import verify_dataset
 from corpora.tokenizers import load_tokenizer, train_bpe
 from data import LatentStats, PackedDataset, counts, lengths, load_stats, row_order
 from launch import forge_file
@@ -178,11 +178,11 @@ def test_a_flipped_bit_of_an_offset_is_found_when_its_text_is_read(tmp_path, off
     ('train-00001.tokens.bin', np.array([258], '<u2'))])
 def test_what_is_in_a_shard_is_looked_at_by_inspect(tmp_path, name, content):
     write_dataset(tmp_path)
-    verify(tmp_path)
+    verify_dataset(tmp_path)
     rewrite(tmp_path, name, content)
     PackedDataset(tmp_path, 'train')
     with pytest.raises(ValueError, match=f'{name}: (offsets|token id)'):
-        verify(tmp_path)
+        verify_dataset(tmp_path)
 
 
 def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):

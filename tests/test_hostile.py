@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from base.files import check, read_array, read_arrays, read_json, sha256
 from base.writing import entry_of, sealed
 from corpora.images import image_patches
-from corpora.layouts import verify
+from corpora.layouts import verify_dataset
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from data import PackedDataset
 from launch import ROOT, TINY, assert_refused, flags, flip, forge_file, run_each, run_together
@@ -158,7 +158,7 @@ def test_a_file_that_does_not_match_its_digest_is_one_line_and_code_2(a_dataset,
     flip(folder / 'train-00000.latents.npy')
     flip(other / 'latent_stats.npz', at=300)
     with pytest.raises(ValueError, match='latents.npy: its sha256 is not the one'):
-        verify(folder)
+        verify_dataset(folder)
     out = tmp_path / 'run'
     for result in run_each(['prepare.py', f'--inspect={other}'], training(folder, out),
                            training(other, out)):

@@ -18,7 +18,7 @@ from corpora.tokenizers import byte_tokenizer, load_tokenizer, train_bpe
 from data import PackedDataset, read_meta
 from encoders import load_encoder
 from launch import prepared, texts_in, texts_of
-from runs.checkpoint import SAMPLES, check_same, of_dataset
+from runs.checkpoint import SAMPLES, check_equal, of_dataset
 from toys import LINES, WORDS, save_encoder, write_lines
 
 pytestmark = pytest.mark.usefixtures('here')
@@ -278,7 +278,7 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(here, c
     like = dict(input='b.txt', same_as='./a', out='./b')
     first = PackedDataset(prepared(input='a.txt', out='./a', **knobs), 'train')
     second = PackedDataset(prepared(**like), 'train')
-    check_same('b', of_dataset(second.meta), of_dataset(first.meta), but=SAMPLES)
+    check_equal('b', of_dataset(second.meta), of_dataset(first.meta), but=SAMPLES)
     assert first.meta['max_tokens'] == second.meta['max_tokens']
     assert second.meta['source']['same_as'] == 'a' and str(here) not in json.dumps(second.meta)
 

@@ -17,7 +17,7 @@ from samplers import SAMPLERS, no_callback
 from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
 from sampling.run import Run
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 
 V, L, MASK = 3, 4, 3
 EOS, PAD = 1, 2                                              # of the V ids, where a text has an end

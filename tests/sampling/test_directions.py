@@ -12,7 +12,7 @@ from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.run import NEEDS
 from sampling.solvers import SOLVERS
-from sampling.writing import write
+from sampling.texts import write
 from tasks import TASKS
 from toys import EOS, FILL_MASKS, L, MASK, V, Known, Network, as_v, l2t, net_of, toy_run
 

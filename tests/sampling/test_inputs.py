@@ -9,7 +9,7 @@ from encoders import far_off
 from sampling.inputs import pack, read_latents, read_template, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
-from sampling.writing import write
+from sampling.texts import write
 from toys import L, MASK, TEXTS, Known, Network, Toy, denoiser_of, net_of, toy_run
 
 END = 2                                              # EOS and PAD are one; the words are a and b

@@ -13,7 +13,7 @@ from launch import TINY, assert_refused, flags, measured, run_each, run_together
 from noise import uniforms
 from sampling.knobs import SamplingKnobs
 from sampling.run import Run
-from sampling.writing import blank, write
+from sampling.texts import blank, write
 from toys import FILL_MASKS, write_lines
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
@@ -64,7 +64,7 @@ def batch_of(data, n, step=0, L=24, text=None, **knobs):
     loader = Loader(data, seed=0, micro_batch=n)
     noising = Noising(text or MaskedText(data.vocab_size), None, ('text',), **knobs)
     batch = noising(loader.clean_rows(step, 0, L), mode_shares('unconditional'), data)
-    return batch, loader.rows_of(step, 0, 0)[1]
+    return batch, loader.row_numbers(step, 0, 0)[1]
 
 
 def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins, data):
