@@ -306,7 +306,7 @@ class Run:
         return self.raw_latents(make_latents(self.net, tokens, len(tokens), knobs, rows))
 
     def complete(self, latents, given, texts=None, num_samples=1, **knobs):
-        """ Latents (n, N, D) whose vectors `given` (n, N) bool stay. The others are drawn, each with
+        """ Latents (n, N, D) whose vectors given (n, N) bool stay. The others are drawn, each with
         its text where there are texts. """
         self.check('complete')
         known = self.stats.standardise(self.to_raw(latents))

@@ -184,5 +184,5 @@ def test_a_set_without_a_name_to_hold_out_is_refused_in_one_line(tmp_path):
     path = write_set(tmp_path, icons={'heart': square(0), 'star': square(4)})
     pytest.importorskip('resvg_py', reason='draws icons: pip install resvg-py')
     knobs = dict(input=path, image_size=8, patch=4, channels=1, encoder='none', tokenizer='byte')
-    with pytest.raises(ValueError, match='4 document.s. have no name of two words that can be held'):
+    with pytest.raises(ValueError, match='have no name of two words that can be held out'):
         prepared(out=tmp_path / 'out', **knobs)
