@@ -329,7 +329,11 @@ class MaskedText(TextProcess):
         bound        w(t)
         uniform      1, as in discrete flow matching (arXiv:2407.15595)
         rdm          1 - t, as in RDM and DPLM (arXiv:2302.05737) """
-    LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
+    LOSS_WEIGHTS = {
+        'bound': lambda self, t: self.bound_weight(t),
+        'uniform': lambda self, t: torch.ones_like(t),
+        'rdm': lambda self, t: 1 - t,
+    }
 
     def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
@@ -351,11 +355,7 @@ class MaskedText(TextProcess):
 
     def training_weight(self, t):
         """ The weight of a row's text loss in training. """
-        if self.loss_weight == 'bound':
-            return self.bound_weight(t)
-        if self.loss_weight == 'uniform':
-            return torch.ones_like(t)
-        return 1 - t                                                     # rdm
+        return self.LOSS_WEIGHTS[self.loss_weight](self, t)
 
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
         """ x_t (B, L) and the mask (B, L): True where a token became MASK. tokens (B, L), t (B,),

@@ -10,7 +10,7 @@ An encoder is a model of plain `transformers`, from a folder or the hub; corpora
 morgan.py and static.py, without a network. A wrong embedding looks like a right one, so there is no
 fallback.
 Missing or unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
-To add an encoder, add a row to TABLE.
+To add an encoder, add a row to TABLE, or to CODE.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
 import glob
@@ -29,6 +29,7 @@ from safetensors.torch import load_file
 
 from base.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
+from corpora.morgan import Morgan
 from corpora.readers import walk
 from corpora.static import StaticEncoder
 
@@ -61,8 +62,13 @@ TABLE = dict(
         pooling='mean', max_length=512, language='eng_Latn'),
     t5=dict(id='google/t5-v1_1-large', pooling='mean', max_length=512),
     esm2=dict(id='facebook/esm2_t12_35M_UR50D', pooling='mean', max_length=1024),
-    morgan=dict(id='morgan'),                              # corpora/morgan.py
 )
+
+# encoders that are code alone, without a model and without settings: {name: class}. The id of its
+# record is that name
+CODE = {
+    'morgan': Morgan,
+}
 
 # the poolings, by the names that sentence-transformers has for them
 POOLINGS = dict(mean='mean', mean_tokens='mean', cls='cls', cls_token='cls', lasttoken='last')
@@ -97,10 +103,11 @@ def far_off(raw, usual=None):
     """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as the median of those
     that are not zeros. """
     flat = raw.reshape(len(raw), math.prod(raw.shape[1:]))              # n may be 0
-    length = np.nan_to_num(np.linalg.norm(flat, axis=1), nan=0.0)
-    if usual is None:
-        usual = np.median(length[length > 0]) if length.any() else np.inf
-    return length > FAR * usual
+    with np.errstate(over='ignore'):                       # a length, and FAR of them, may be inf
+        length = np.nan_to_num(np.linalg.norm(flat, axis=1), nan=0.0)
+        if usual is None:
+            usual = np.median(length[length > 0]) if length.any() else np.inf
+        return length > FAR * usual
 
 
 def pool(h, m, pooling):
@@ -337,9 +344,13 @@ def load_encoder(record, folder=None, device='cpu', batch_size=64):
     folder: where its model lies now (lsa: the dataset folder with encoder.npz). """
     if record['id'] == 'lsa':
         return load_lsa(folder, record)
-    if record['id'] == 'morgan':
-        from corpora.morgan import Morgan
-        return Morgan()
+    if record['id'] in CODE:
+        encoder = CODE[record['id']]()
+        now = encoder.record['revision']
+        if record['revision'] != now:
+            raise ValueError(f'encoder {record["id"]}: revision {now}, expected '
+                             f'{record["revision"]}; this is not the code the data was made with')
+        return encoder
     where, _ = find_folder(folder or record['id'], record['revision'])
     with in_one_line(f'encoder {where}'):
         return open_encoder(where, record, device, batch_size)
@@ -411,17 +422,18 @@ def folder_settings(folder, prefix):
 
 
 def find_encoder(name, device='cpu', batch_size=64, **chosen):
-    """ An Encoder from a name in TABLE, a hub id or a folder. ValueError where there is none, or
-    where it needs something that is not known here.
+    """ An Encoder from a name in TABLE or CODE, a hub id or a folder. ValueError where there is
+    none, or where it needs something that is not known here.
 
     chosen: entries of its record, such as pooling='mean'; None: its own. A smaller `dimension` is a
     Matryoshka cut, made before the normalisation. """
+    if name in CODE:
+        if any(value is not None for value in chosen.values()):
+            raise ValueError(f'encoder={name} has no settings: leave out pooling, encoder_dims, '
+                             '...')
+        return CODE[name]()
     rows = TABLE | {row['id']: row for row in TABLE.values()}
     row = rows.get(name, dict(id=name))
-    if name == 'morgan':
-        if any(value is not None for value in chosen.values()):
-            raise ValueError('encoder=morgan has no settings: leave out pooling, encoder_dims, ...')
-        return load_encoder(row)
 
     # the model. A folder may be a copy of one in TABLE: then it has that row's settings
     where, revision = find_folder(row['id'], row.get('revision'))

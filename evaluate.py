@@ -337,8 +337,9 @@ def tasks_of_sweep(run, chosen, points, config):
     read = {knob for task in swept.values() for knob in task.settings}
     unread = ', '.join({*points[0]} - read)
     if unread:
+        judged = ', '.join(name for name, task in TASKS.items() if task.judge)
         raise ValueError(f'sweep={sweep!r}: {unread} changes nothing in tasks={tasks}; a sweep '
-                         'is of l2t, t2l, edit, molecule')
+                         f'is of {judged}')
     return swept
 
 

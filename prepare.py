@@ -46,11 +46,11 @@ from corpora.layouts import export, inspected
 from corpora.lsa import fit_lsa, load_lsa
 from corpora.shards import (NAMES, finish, fitting_max_tokens, given_latents, write_files,
                             write_shards)
-from corpora.sources import (documents, has_latents, is_fasta, is_icons, names_of, paths_in,
-                             survey)
+from corpora.sources import (BRING_LATENTS, documents, has_latents, is_fasta, is_icons, names_of,
+                             paths_in, survey)
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
 from data import FORMAT, check_file, dataset_folder, read_meta
-from encoders import find_encoder, load_encoder
+from encoders import CODE, find_encoder, load_encoder
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs (** too), comma-separated: text, .jsonl, .csv,
@@ -131,7 +131,7 @@ def sources_of(knobs):
     def given(*names):
         return [name for name in names if getattr(knobs, name)]
     origins = given('input', 'hub_dataset', 'import_dir')
-    latents = given('import_dir', 'latents_from', 'image_size')
+    latents = given(*BRING_LATENTS)
     is_digits = knobs.input == 'digits'
     is_known = knobs.split_on in ('line', 'paragraph', 'file')
     refuse([
@@ -360,9 +360,9 @@ def make_encoder(knobs):
     if knobs.encoder in ('none', 'lsa'):
         return None
 
-    # on a CPU float32, the encoder's default; morgan has no settings
+    # on a CPU float32, the encoder's default; code has no weights
     dtype = knobs.encoder_dtype
-    if dtype is None and where.startswith('cuda') and knobs.encoder != 'morgan':
+    if dtype is None and where.startswith('cuda') and knobs.encoder not in CODE:
         dtype = pick_dtype('auto', where)
     return find_encoder(
         knobs.encoder, where, knobs.embed_batch_size, pooling=knobs.pooling,
@@ -380,17 +380,16 @@ def check_given(stream, encoder, name):
     hint = 'name their encoder, with its --prefix and --pooling, or --encoder=none'
 
     # of one shape
-    own = encoder([doc.text for doc in docs])[:, 0]                       # (n, D)
+    own = torch.as_tensor(encoder([doc.text for doc in docs])).float()   # (n, N, D)
     given = torch.from_numpy(given_latents(docs)).float()                # (n, N, D)
-    if given.shape[1:] != (1, own.shape[1]):
+    if given.shape != own.shape:
         raise ValueError(f'the latents given are {tuple(given.shape[1:])}, encoder {name} makes '
-                         f'(1, {own.shape[1]}): {hint}')
+                         f'{tuple(own.shape[1:])}: {hint}')
 
     # of one direction, once the mean is taken off: raw embeddings all look alike
-    given = given[:, 0]
     given = given - given.mean(0)
     own = own - own.mean(0)
-    cosine = torch.nn.functional.cosine_similarity(own, given).mean()
+    cosine = torch.nn.functional.cosine_similarity(own, given, dim=2).mean()
     if not cosine >= .95:
         raise ValueError(f'the latents given are not those of encoder {name}: over {len(docs)} '
                          f'texts their mean centred cosine with its own is {cosine:.3f}; {hint}')

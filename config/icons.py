@@ -1,6 +1,6 @@
 """ Icons and their names in the same two streams (docs/images.md): one name is drawn by many, and
-one drawing has several names. Pictures from names, names from pictures, the rest of a picture of which
-a part is given, and both from noise.
+one drawing has several names. Pictures from names, names from pictures, the rest of a picture of
+which a part is given, and both from noise.
 
 The icons that come along are those of 162 names that at least 40 sets draw. They need: pip install
 pillow. All of Iconify's sets need resvg-py besides, and a clone of github.com/iconify/icon-sets:

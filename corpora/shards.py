@@ -217,7 +217,7 @@ def flaw_of(latent):
         return 'NaN or inf: mend it, or leave out the row and its text'
     if largest >= 65520:                                   # from here on it is rounded to inf
         return (f'{largest:,.6g}, and float16 ends at 65,504: divide all latents by one number, '
-                'such as their standard deviation')
+                'such as their standard deviation, or each column of a table by its own')
     return (f'{FAR} times as long as the others or more, it has {largest:,.6g}: mend it, or leave '
             'out the row and its text')
 

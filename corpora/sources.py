@@ -46,6 +46,9 @@ from corpora.readers import (FASTA, KINDS, NOT_TEXT, Document, count_endings, co
 from data import read_meta
 
 SPLITS = ('train', 'val', 'pairs', 'sets')                   # the last two of icons.py alone
+# the knobs that bring latents along with the documents. Each but latents_from has a reader of its
+# own, which decides what the input is
+BRING_LATENTS = ('import_dir', 'latents_from', 'image_size')
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
@@ -56,11 +59,15 @@ VISIBLE = re.compile('[^\\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\
 
 
 def has_latents(source):
-    return bool(source.import_dir or source.latents_from or source.image_size)
+    return any(getattr(source, knob) for knob in BRING_LATENTS)
+
+
+def has_own_reader(source):
+    return has_latents(source) and not source.latents_from
 
 
 def is_fasta(source):
-    if not source.input or source.input == 'builtin' or source.image_size:
+    if not source.input or source.input == 'builtin' or has_own_reader(source):
         return False
     return any(kind_of(name) in FASTA for name, _ in list_files(source.input))
 
@@ -77,14 +84,13 @@ def is_icons(source):
 
 def names_of(source):
     """ How meta.json names the input. No path of this machine is in it. """
-    is_folder = source.image_size and (os.path.isdir(source.input) or not is_icons(source))
-    if source.import_dir or is_folder or os.path.isdir(source.hub_dataset):
+    if is_icons(source) and source.input != 'icons' and not os.path.isdir(source.input):
+        return [name for name, _ in list_files(source.input, ('.json',))]
+    if has_own_reader(source) or os.path.isdir(source.hub_dataset):
         folder = source.import_dir or source.hub_dataset or source.input
         return [os.path.basename(os.path.abspath(folder))]
-    if source.hub_dataset or source.input in ('builtin', 'icons', 'digits'):
+    if source.hub_dataset or source.input == 'builtin':
         return [source.hub_dataset or source.input]
-    if source.image_size:
-        return [name for name, _ in list_files(source.input, ('.json',))]
     return [name for name, _ in list_files(source.input)]
 
 # -----------------------------------------------------------------------------

@@ -97,7 +97,8 @@ class GIDD(IntegralProcess):
         # the true weights, and for `clip` those of at most 2
         w = relative * self.gamma / (2 * t * (1 - t))
         if kind == 'clip':
-            w = w.clamp(max=2)
+            return w.clamp(max=2)
+        assert kind == 'bound', kind
         return w
 
     def coefficients(self, t, kind):

@@ -32,7 +32,7 @@ from base.files import read_json, short
 from base.writing import clear, sealed, write_folder, write_text
 from configurator import configure
 from data import read_meta
-from encoders import TABLE
+from encoders import CODE, TABLE
 from runs import checkpoint
 from runs.results import figure_text, find, read_results, write_results
 from runs.run_folder import copy_data
@@ -208,6 +208,8 @@ def what_to_supply(config, meta, title):
         return 'Its encoder, `lsa`, is in `data/`.'
     if name == 'morgan':
         return "Its encoder, `morgan`, is RDKit's: `pip install rdkit`."
+    if name in CODE:
+        return f'Its encoder, `{name}`, is part of the code.'
     if is_of_a_folder(encoder):
         # all others are models: to be had from the author alone, or from the hub
         return (f'**You supply the encoder**, `{name}`: it was in a folder, and is on no hub.\n'

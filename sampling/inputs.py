@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from base.console import warn
 from base.files import read_array, short
+from configurator import HERE, read_knobs
 from corpora.readers import counted
 from corpora.sources import documents
 from corpora.tokenizers import spelled
@@ -60,9 +61,10 @@ def read_texts(path, field='text'):
     if not os.path.isfile(path):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
-    source = SimpleNamespace(
-        input=path, hub_dataset='', import_dir='', latents_from='', image_size=0, field=field,
-        split_on='line', encoding='utf-8', invalid_bytes='stop', distinct=False, max_documents=0)
+    # by the knobs of prepare.py, as they are by default
+    knobs = read_knobs(os.path.join(HERE, 'prepare.py'))
+    knobs = {name: knob.default for name, knob in knobs.items()}
+    source = SimpleNamespace(**knobs | dict(input=path, field=field))
     counts = Counter()
     for document in documents(source, counts):
         yield document.text

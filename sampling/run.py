@@ -36,7 +36,7 @@ from configurator import here_or_beside
 from corpora.tokenizers import RESIDUES, load_tokenizer, spelled
 from data import load_stats
 from diffusion import GaussianLatents, MaskedText, is_end, modes_of
-from encoders import TABLE, check_texts, load_encoder
+from encoders import CODE, TABLE, check_texts, load_encoder
 from noise import rows_of, rows_of_parts
 from runs.checkpoint import as_written, load_model
 from samplers import no_callback
@@ -366,7 +366,7 @@ class Run:
                                  'so no text can be embedded; give it latents, --latents=FILE.npy')
             # where it lies now: nowhere else, in a folder, or on the hub by a name of prepare.py
             where = self.encoder_folder
-            if record['id'] in ('lsa', 'morgan'):
+            if record['id'] in ('lsa', *CODE):
                 if where not in ('', record['id']):
                     raise ValueError(f'encoder={where}: that of {self.out_dir} is {record["id"]}, '
                                      'which lies in no folder of its own: leave it out')

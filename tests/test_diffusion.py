@@ -6,6 +6,7 @@ import torch
 
 from diffusion import (MODES, GaussianLatents, MaskedText, NoisyText, draw_clocks, exact_nll,
                        mode_shares)
+from processes.gidd import GIDD
 from sampling.solvers import x0_and_e
 from toys import (TEXTS, L, V, Toy, exact_bound, optimal_denoiser, random_denoiser,
                   random_network)
@@ -78,6 +79,23 @@ def test_text_schedule_runs_from_0_to_1_and_its_weight_is_its_derivative(schedul
     assert torch.allclose(text.time_of_share(share), t)
     ends = text.masked_share(torch.tensor([0., 1.]))
     assert ends.tolist() == [0, 1]
+
+
+def test_each_loss_weight_is_its_own_and_none_is_taken_for_another():
+    class Square(MaskedText):
+        LOSS_WEIGHTS = MaskedText.LOSS_WEIGHTS | {'square': lambda self, t: t ** 2}
+
+    t = torch.tensor([.25, .5, 1.])
+    expected = dict(bound=1 / t, uniform=torch.ones(3), rdm=1 - t, square=t ** 2)
+    assert Square.LOSS_WEIGHTS.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert Square(V, loss_weight=name).training_weight(t).equal(weight), name
+    with pytest.raises(ValueError, match='choose from bound, uniform, rdm$'):
+        MaskedText(V, loss_weight='square')
+
+    # GIDD has weights of its own
+    with pytest.raises(AssertionError, match='square'):
+        GIDD(V).weights(t, 'square')
 
 
 def test_corruption_masks_at_the_scheduled_rate_and_never_what_is_given():

@@ -3,9 +3,12 @@ a copy of the tree, and used. """
 import json
 import runpy
 import shutil
+import wave
 
+import numpy as np
 import torch
 
+from data import PackedDataset
 from launch import TINY, log, run_code, run_each
 from runs import checkpoint
 from toys import l2t, net_of, random_inputs, random_network, save_encoder
@@ -108,3 +111,46 @@ assert encoder(['a dog runs', 'a cat']).shape == (2, 1, 32)
         ['train.py', f'--dataset={data}', here, *TINY, '--mode=l2t'],
         ['sample.py', here, '--text=a dog runs', '--device=cpu'])
     assert '  -> ' in out
+
+    # it has no settings, and another revision of its code does not embed as the data were
+    (code, _, err), = run_each(
+        ['prepare.py', f'--input={tmp_path}/lines.txt', '--encoder=hashed', '--pooling=cls',
+         f'--out={tmp_path}/other'], cwd=tmp_path, root=tree)
+    assert code == 2 and 'encoder=hashed has no settings' in err, err
+    path = tree / 'corpora/hashed.py'
+    before = path.read_text()
+    path.write_text(before.replace("revision='1'", "revision='2'"))
+    (code, _, err), = run_each(['sample.py', here, '--text=a dog runs', '--device=cpu'],
+                               cwd=tmp_path, root=tree)
+    path.write_text(before)
+    assert code == 2 and 'encoder hashed: revision 2, expected 1' in err, err
+
+
+def test_a_reader_brings_latents_along_and_texts_are_read_without_it(
+        tree, dataset, tmp_path):
+    rng = np.random.default_rng(0)
+    titles = [f'a sound number {i} of kind {i % 7}' for i in range(120)]
+    (tmp_path / 'sounds').mkdir()
+    with open(tmp_path / 'sounds/titles.tsv', 'w') as table:
+        for i, title in enumerate(titles):
+            table.write(f'{i}.wav\t{title}\n')
+            with wave.open(f'{tmp_path}/sounds/{i}.wav', 'wb') as sound:
+                sound.setparams((1, 2, 8000, 0, 'NONE', ''))
+                sound.writeframes(rng.integers(-2**14, 2**14, 250 + i).astype('<i2').tobytes())
+    lines, data, run = tmp_path / 'lines.txt', tmp_path / 'packed', f'--out_dir={tmp_path}/plain'
+    lines.write_text('\n'.join(titles[:10]))
+
+    # its latents are given: no text may be cut, and an encoder is not missing
+    (out, _), *_ = works(
+        tree, tmp_path,
+        ['prepare.py', f'--input={tmp_path}/sounds', '--frames=4', '--tokenizer=byte',
+         '--val_fraction=.1', f'--out={data}'],
+        ['train.py', f'--dataset={dataset}', run, *TINY, '--mode=l2t'],
+        ['evaluate.py', run, '--tasks=nelbo', f'--texts={lines}', '--n=4', *CPU])
+    assert 'text alone' not in out and 'are dropped' in out, out
+    train = PackedDataset(data, 'train')
+    assert train.latent_shape == (4, 64) and train.meta['source']['input'] == ['sounds']
+    (code, _, err), = run_each(
+        ['prepare.py', f'--input={tmp_path}/sounds', '--frames=4', '--latents_from=z.npy',
+         f'--out={tmp_path}/other'], cwd=tmp_path, root=tree)
+    assert code == 2 and 'latents_from and frames each say' in err, err

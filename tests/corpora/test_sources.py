@@ -17,7 +17,7 @@ from corpora.layouts import export
 from corpora.sources import documents
 from corpora.tokenizers import RESIDUES, load_tokenizer
 from data import PackedDataset, read_meta
-from encoders import find_encoder
+from encoders import CODE, find_encoder
 from launch import prepared, source_of, texts_of
 from toys import LINES, WORDS, put, save_encoder, write_lines
 
@@ -642,6 +642,15 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(value, reason):
         packed(input='a.txt', latents_from='z.npy,y.npy')
 
 
+@pytest.mark.filterwarnings('error')
+def test_a_column_that_float16_cannot_hold_is_named_without_a_warning_of_numpy():
+    z = own_latents()
+    z[:, 2] = np.linspace(120_000, 20_000, len(z))
+    np.save('z.npy', z)
+    with pytest.raises(ValueError, match='float16 ends at 65,504: .* each column of a table'):
+        packed(**OWN)
+
+
 def test_dimensions_that_float16_cannot_tell_apart_are_counted_and_most_stop(capsys):
     z = own_latents()
 
@@ -721,6 +730,39 @@ def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
     np.save('z.npy', z[::-1])
     with pytest.raises(ValueError, match='not those of encoder'):
         prepared(**knobs, out='./other')
+
+
+@pytest.mark.parametrize('n_vectors', [1, 3])
+def test_given_latents_may_be_those_of_an_encoder_of_arrays_and_of_several_vectors(
+        monkeypatch, n_vectors):
+    class Lengths:
+        truncated = 0
+        record = dict(id='lengths', revision='1', pooling=None, prefix='', normalize=False,
+                      dimension=8, max_length=None, dtype='float32', language=None)
+
+        def __call__(self, texts, progress=lambda n: None):
+            seeds = [np.random.default_rng(len(text)) for text in texts]
+            return np.stack([rng.normal(size=(n_vectors, 8)) for rng in seeds]).astype(np.float32)
+
+        def remark(self, text):
+            return ''
+
+    monkeypatch.setitem(CODE, 'lengths', Lengths)
+    z = Lengths()(LINES)
+    write_lines('a.txt')
+    knobs = dict(OWN, encoder='lengths', encoder_dims=0)
+    np.save('z.npy', z)
+    assert read_meta(prepared(**knobs, out='./out'))['latent_shape'] == [n_vectors, 8]
+
+    # all vectors of a text are compared
+    z[:, -1] = z[::-1, -1]
+    np.save('z.npy', z)
+    with pytest.raises(ValueError, match='not those of encoder lengths'):
+        prepared(**knobs, out='./other')
+    np.save('z.npy', z[..., :4])
+    said = rf'given are \({n_vectors}, 4\), encoder lengths makes \({n_vectors}, 8\)'
+    with pytest.raises(ValueError, match=said):
+        prepared(**knobs, out='./another')
 
 
 @pytest.mark.parametrize('knobs, words', [
