@@ -159,7 +159,10 @@ def given_parts(seed, step, first, rows, N):
     box_lines = is_before[:, 0] ^ is_before[:, 1]
     box_columns = is_before[:, 2] ^ is_before[:, 3]
     box = (box_lines[:, :, None] & box_columns[:, None]).flatten(1)
-    return box ^ (u[:, 4:] < 0.5)
+
+    # where nothing would be left to draw, nothing is given
+    given = box ^ (u[:, 4:] < 0.5)
+    return given & ~given.all(1, keepdim=True)
 
 
 # ---- logits, a chunk of the positions at a time
@@ -734,7 +737,7 @@ class Loss(nn.Module):
 
             # the error of the latents, given a clean text or none
             if 'latent' in predict:
-                t_text = torch.zeros(B) if 't2l' in modes else torch.ones(B)
+                t_text = torch.zeros(B) if {'t2l', 'complete'} & modes else torch.ones(B)
                 x_t = None
                 if 'text' in self.model.config.streams:
                     x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)

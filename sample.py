@@ -105,7 +105,9 @@ def direction_of(run):
     if len(run.net.streams) == 1:
         default = run.net.streams[0]
     else:
-        default = 'l2t' if run.net.learned & {'l2t', 'causal'} else min(run.net.learned)
+        default = next(name for name in ('l2t', 'causal', 't2l', 'unconditional')
+                       if name in run.net.learned)
+        default = 'l2t' if default == 'causal' else default
     of_training = mode in ('', 'causal') or set('+*:') & set(mode)
     if of_training or mode == 'unconditional' and len(run.net.streams) == 1:
         return 'infill' if '[MASK' in text else default
@@ -134,12 +136,16 @@ def check_knobs(run, direction, config):
 
 
 def read_given(run, direction):
-    """ What a direction is given to read, in three fields. names: a line for each source, which
+    """ What a direction is given to read, in four fields. names: a line for each source, which
     is printed above its samples; '' prints none. texts: n texts, or None. raw: raw latents
-    (n, N, D), or None. """
+    (n, N, D), or None. parts (n, N): which of their vectors are given, where not all are. """
     given = SimpleNamespace(names=[''] * num_samples, texts=None, raw=None, parts=None)
     if direction in ('unconditional', 'text', 'latent'):
         return given
+
+    if direction == 'complete' and (texts or not image):
+        raise ValueError('mode=complete reads one picture, --image=FILE.png, and maybe its name, '
+                         '--text="..."')
 
     # one text, and one embedding where both are read
     n_embeddings = bool(latents) + bool(image) + bool(like) + bool(towards or away)

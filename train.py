@@ -356,8 +356,10 @@ def enter_stage():
     if world == 1 or is_sharded:
         return stage, loss_fn
 
-    # a loss on one stream leaves parameters of the other without a gradient
+    # a loss on one stream leaves parameters of the other without a gradient; and where no part is
+    # given, nothing is marked
     has_unused = len(stage.predict) < len(streams)
+    has_unused = has_unused or model_config.parts and not stage.shares['complete']
     return stage, distributed.replicate(loss_fn, has_unused)
 
 

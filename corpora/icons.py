@@ -86,28 +86,39 @@ def drawings_of(found, size, counts):
     """ (name, SVG, turns) of each icon and alias of a set. turns: how often it is mirrored from
     left to right, mirrored from top to bottom, and turned by 90 degrees. """
     icons = found['icons']
-    aliases = found.get('aliases') or {}
+    aliases = found.get('aliases')
+    aliases = aliases if isinstance(aliases, dict) else {}
     for name in [*icons, *aliases]:
-        # an alias has a parent, and may turn what it draws
-        flips = [0, 0, 0]
-        at, seen = name, set()
-        while at not in icons and at in aliases and at not in seen:
-            seen.add(at)
-            alias = aliases[at]
-            for i, key in enumerate(('hFlip', 'vFlip', 'rotate')):
-                flips[i] += int(alias.get(key) or 0)
-            at = alias.get('parent')
-        icon = icons.get(at)
-        if not isinstance(icon, dict) or not isinstance(icon.get('body'), str):
-            counts['icons: an alias without its parent'] += 1
+        try:
+            icon, turns = icon_of(name, icons, aliases)
+            if icon is None:
+                counts['icons: an alias without its parent'] += 1
+                continue
+            body = icon['body'] + ''                         # it must be a text
+            left, top, width, height = (
+                float(icon.get(key, found.get(key, default)))
+                for key, default in (('left', 0), ('top', 0), ('width', 16), ('height', 16)))
+        except (TypeError, ValueError, AttributeError, KeyError):
+            counts['icons: not as Iconify writes them'] += 1
             continue
 
-        left, top, width, height = (
-            float(icon.get(key, found.get(key, default)))
-            for key, default in (('left', 0), ('top', 0), ('width', 16), ('height', 16)))
         box = f'{left:g} {top:g} {width:g} {height:g}'
         head = f'<svg {XMLNS} width="{size}" height="{size}" viewBox="{box}">'
-        yield name, f'{head}{icon["body"]}</svg>', flips
+        yield name, f'{head}{body}</svg>', turns
+
+
+def icon_of(name, icons, aliases):
+    """ The icon that a name stands for, None where its last parent is missing; and how often it is
+    turned on the way, as drawings_of has it. """
+    turns = [0, 0, 0]
+    seen = set()
+    while name not in icons and name in aliases and name not in seen:
+        seen.add(name)
+        alias = aliases[name]
+        for i, key in enumerate(('hFlip', 'vFlip', 'rotate')):
+            turns[i] += int(alias.get(key) or 0)
+        name = alias['parent']
+    return icons.get(name), turns
 
 
 def icons_of(paths, size, counts):

@@ -185,10 +185,12 @@ def read_in_part(run, path, box):
     if box:
         numbers = box.split(',')
         edges = [int(x) for x in numbers if x.strip().isdecimal()]
-        if len(numbers) != 4 or len(edges) != 4:
-            raise ValueError(f'box={box}: expected X0,Y0,X1,Y1, pixels from 0 to {S}')
+        x0, y0, x1, y1 = edges if len(edges) == len(numbers) == 4 else (0, 0, 0, 0)
+        if not (x0 < x1 <= S and y0 < y1 <= S):
+            raise ValueError(f'box={box}: expected X0,Y0,X1,Y1, pixels from 0 to {S}, X0 below X1 '
+                             'and Y0 below Y1')
         is_drawn = np.zeros((S, S), bool)
-        is_drawn[edges[1]:edges[3], edges[0]:edges[2]] = True
+        is_drawn[y0:y1, x0:x1] = True
     else:
         from PIL import Image, ImageOps
         with Image.open(path) as image:

@@ -410,8 +410,8 @@ def write_shards(claim, plan, source, val, tokenizer, encoder):
     here, n_ranks = rank(), world()
     n_shards = {}
     n_left = 0                                               # of this rank
-    for split, n in plan.totals.items():
-        n_shards[split] = -(-n // source.shard_size)
+    for split in SPLITS:
+        n_shards[split] = -(-plan.totals[split] // source.shard_size)
         n_left += len(range(here, n_shards[split], n_ranks))
         # does a finished dataset have more shards than that? Then one of them would vanish
         check_same(claim.folder, f'{split}-{n_shards[split]:05d}', None, plan.finished)

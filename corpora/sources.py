@@ -21,7 +21,7 @@ its validation split. What holds the documents, and what brings their latents al
 The hash of a document decides whether it is train or val, before it is cut, unless the source says
 it. So no document is in both, however it is spelled, and its neighbours do not matter. In the order
 of reading, document n of a split goes to shard n // shard_size. The ranks take shards in turn; each
-of them reads all documents, which is fast.
+of them reads all documents, which is fast. (Icons are drawn, by each rank: minutes.)
 """
 import glob
 import hashlib
@@ -75,16 +75,23 @@ def is_fasta(source):
 def is_icons(source):
     """ Whether the input is Iconify's sets, or those icons that come along, and no folder of
     pictures with their list. """
+    if come_along(source.input):
+        return True
     if not source.image_size or not os.path.isdir(source.input):
-        return source.input == 'icons' or bool(source.image_size) and source.input.endswith('.json')
-    is_pictures = any(os.path.exists(os.path.join(source.input, f'metadata.{kind}'))
-                      for kind in ('csv', 'jsonl'))
-    return not is_pictures and any(kind_of(path) == '.json' for path in walk(source.input))
+        return bool(source.image_size) and source.input.endswith('.json')
+    kinds = {kind_of(path) for path in walk(source.input)}
+    return '.json' in kinds and not kinds & {'.csv', '.jsonl', '.png', '.jpg', '.jpeg'}
+
+
+def come_along(spec):
+    """ Whether an input means the icons of the sheet: `icons`, which is no file or folder here. """
+    return spec == 'icons' and not os.path.exists(spec)
 
 
 def names_of(source):
     """ How meta.json names the input. No path of this machine is in it. """
-    if is_icons(source) and source.input != 'icons' and not os.path.isdir(source.input):
+    is_glob = not come_along(source.input) and not os.path.isdir(source.input)
+    if is_icons(source) and is_glob:
         return [name for name, _ in list_files(source.input, ('.json',))]
     if has_own_reader(source) or os.path.isdir(source.hub_dataset):
         folder = source.import_dir or source.hub_dataset or source.input
@@ -264,7 +271,7 @@ def read(source, counts):
 
 def icon_files(spec, counts):
     """ The .json files of an input of icons; [] for those that come along. """
-    if spec == 'icons':
+    if come_along(spec):
         return []
     passed = set()
     paths = [path for _, path in list_files(spec, ('.json',), passed)]
@@ -432,10 +439,12 @@ def survey(source, val):
     totals = tally.documents
     if not totals['train'] or not totals['val']:
         hint = 'are all the same text' if counts['kept'] > 1 else 'cannot be split'
+        advice = 'give --val_input=, or a finer --split_on=, as line'
         if hashes.min() < hashes.max():                      # the source says the splits
             hint = 'have no name of two words that can be held out'
+            advice = 'give more sets'
         raise ValueError(f'{name}: {counts["kept"]} document(s) {hint}, so there is none for val; '
-                         'give --val_input=, or a finer --split_on=, as line')
+                         f'{advice}')
 
     # what a person may not have meant
     if val and of_val['known']:

@@ -54,7 +54,8 @@ class Painter:
 
     def __call__(self, svg):
         """ The ink of a drawing, size * size bytes; or, where there is none, a word: `reaches out`,
-        `broken`, or `costly` where it takes more than MOST_SECONDS or MOST_BYTES. """
+        `costly` where it takes more than MOST_SECONDS or MOST_BYTES, or `broken`, which the library
+        also says of too many elements. """
         if REACHES_OUT.search(svg):
             return 'reaches out'
         if len(svg) > LONGEST:
@@ -97,7 +98,10 @@ def serve(size):
     """ The process. What it says on its standard output is the answers alone. """
     from PIL import Image
     from resvg_py import svg_to_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+    # the machine may have a lower limit of its own
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = MOST_BYTES if hard == resource.RLIM_INFINITY else min(hard, MOST_BYTES)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     out = sys.stdout.buffer
     out.write(b'!')
     out.flush()

@@ -104,10 +104,12 @@ def network(config, data):
     # network
     N, D = data.latent_shape or (0, 0)
     modes = modes_of(config['mode'])
-    if 'complete' in modes and not config['spatial']:
-        raise ValueError('mode=complete gives a part of a picture, and draws the rest: it needs '
-                         '--spatial=true, latents that are a square grid')
-    is_one_vector = set(config['streams']) == {'text', 'latent'} and N == 1
+    has_both = set(config['streams']) == {'text', 'latent'}
+    if 'complete' in modes and not (has_both and config['spatial'] and 't2l' in modes):
+        raise ValueError('mode=complete gives a part of a picture, and draws the rest: it goes '
+                         'with t2l, as in t2l+complete, both streams, and --spatial=true, latents '
+                         'that are a square grid')
+    is_one_vector = has_both and N == 1
     bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
     shape = earlier_network(config) or dict(
         bag=bag,
@@ -115,6 +117,9 @@ def network(config, data):
         shift='causal' in modes,
         parts='complete' in modes,
         latent_target='x0' if bag else 'v')
+    if 'complete' in modes and not shape['parts']:
+        raise ValueError('mode=complete marks what is given, and the network of the run in out_dir '
+                         'or init_from has no such mark: begin a new run')
     target = shape.pop('latent_target')
     config['latent_target'] = config['latent_target'] or target
 

@@ -3,7 +3,7 @@ The knobs of sampling: of sample.py and evaluate.py, and keywords of the methods
 
     run.write(texts, sampler='ancestral', steps=64)
 
-What a knob leaves open ('' or None) is chosen where it is read: writing.settle, and
+What a knob leaves open ('' or None) is chosen where it is read: texts.settle, and
 latents.settle_latents.
 """
 from dataclasses import dataclass

@@ -169,6 +169,7 @@ class Run:
             if len(self.net.streams) == 2:
                 can_be_causal = self.config['text_process'] == 'masked' and not self.net.lengths
                 every = 'unconditional+l2t+t2l' + '+causal' * can_be_causal
+                every += '+complete' * bool(self.net.model.config.spatial)
                 hint = f'; --mode={every} trains every direction'
             raise ValueError(f'{self.out_dir} {missing}: no {direction} from it{hint}')
 
@@ -310,7 +311,16 @@ class Run:
         its text where there are texts. """
         self.check('complete')
         known = self.stats.standardise(self.to_raw(latents))
-        tokens = None if texts is None else self.pack(texts).repeat_interleave(num_samples, 0)
+        given = torch.as_tensor(given, dtype=torch.bool)
+        if given.shape != known.shape[:2]:
+            raise ValueError(f'given: shape {tuple(given.shape)}, expected '
+                             f'{tuple(known.shape[:2])}')
+        tokens = None
+        if texts is not None:
+            if len(texts) != len(known):
+                raise ValueError(f'complete: {len(texts)} texts for {len(known)} latents, expected '
+                                 'one for each')
+            tokens = self.pack(texts).repeat_interleave(num_samples, 0)
         rows = rows_of(len(known), num_samples)
         known = known.repeat_interleave(num_samples, 0)
         given = given.repeat_interleave(num_samples, 0)

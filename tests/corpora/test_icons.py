@@ -80,6 +80,17 @@ def test_what_is_left_out_is_counted_by_its_reason(tmp_path):
         'passed over .json': 1}
 
 
+@pytest.mark.parametrize('change', [
+    dict(aliases={'h2': 'heart'}), dict(aliases={'h2': dict(parent=['heart'])}),
+    dict(aliases={'h2': dict(parent='heart', rotate='90deg')}), dict(aliases={'h2': {}}),
+    dict(icons=dict(heart=square(0), h2=dict(body=7))), dict(icons=dict(heart=square(0), h2='x')),
+    dict(icons=dict(heart=square(0), h2=square(0) | dict(width='wide')))])
+def test_an_icon_that_is_not_as_iconify_writes_them_is_counted(tmp_path, change):
+    found, counts = read(write_set(tmp_path, **change))
+    assert [icon.words for icon in found] == [('heart',)]
+    assert counts == {'icons: not as Iconify writes them': 1}
+
+
 def test_npm_has_the_licence_in_a_file_of_its_own(tmp_path):
     path = tmp_path / 'icons.json'
     path.write_text(json.dumps(dict(prefix='one', icons=dict(heart=square(0)))))
