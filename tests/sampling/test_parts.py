@@ -7,6 +7,7 @@ from corpora.images import read_in_part
 from data import Rows
 from diffusion import (COMPLETE, GaussianLatents, Loss, MaskedText, Noising, given_parts,
                        mode_shares)
+from launch import Job
 from model import Model, ModelConfig
 from noise import rows_of
 from sampling.knobs import SamplingKnobs
@@ -143,3 +144,9 @@ def test_a_picture_says_which_patches_are_given(tmp_path):
                              ('no.png', '', 'one picture')):
         with pytest.raises(ValueError, match=words):
             read_in_part(run, str(tmp_path / path), box)
+
+
+def test_stages_with_and_without_given_parts_train_on_two_ranks(dataset, tmp_path):
+    job = Job(dataset, tmp_path / 'run', '--mode=t2l+complete:3,l2t+t2l', '--spatial=true',
+              '--max_iters=6', ranks=2)
+    job.ends()
