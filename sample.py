@@ -105,9 +105,9 @@ def direction_of(run):
     if len(run.net.streams) == 1:
         default = run.net.streams[0]
     else:
-        default = next(name for name in ('l2t', 'causal', 't2l', 'unconditional')
-                       if name in run.net.learned)
-        default = 'l2t' if default == 'causal' else default
+        # a run that completes pictures also draws whole ones
+        learned = run.net.learned - {'complete'}
+        default = 'l2t' if learned & {'l2t', 'causal'} else min(learned)
     of_training = mode in ('', 'causal') or set('+*:') & set(mode)
     if of_training or mode == 'unconditional' and len(run.net.streams) == 1:
         return 'infill' if '[MASK' in text else default

@@ -56,9 +56,9 @@ out_dir = 'out/run'            # <a folder>: of this run, which goes on from its
 seed = 0                       # [0, 1e18]
 # ---- what is learned
 mode = 'l2t'                   # <l2t, t2l, unconditional, causal, complete; or several, as
-                               # l2t+3*causal>; complete: t2l where a part of a picture is given;
-                               # each row draws one. A schedule: t2l:40%,l2t trains t2l for the
-                               # first 40 % of the steps, then l2t
+                               # l2t+3*causal>; each row draws one of them. complete goes with t2l:
+                               # a part of a picture is given, too. A schedule: t2l:40%,l2t trains
+                               # t2l for the first 40 % of the steps, then l2t
 causal_weight = 1.0            # [0, 1e6]: weight of the loss of causal rows; other rows have 1
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: weight of the latent loss; the text loss has 1

@@ -5,19 +5,21 @@ one name is drawn by many designers, and one drawing has several names.
     json/tabler.json     {"prefix": "tabler", "info": {...}, "icons": {"heart": {"body": "<path"}}}
 
 Each drawing becomes two documents: "tabler: heart", and "heart" or "a heart". What is left out is
-counted by its reason: sets of other licences or of many colours, names that are no English words,
-drawings that are broken, empty or full.
+counted by its reason: sets of other licences or of many colours, names that are not one to five
+words of the letters a to z, drawings that are broken, empty or full.
 
 Held out are splits of their own, and no drawing is in two of them:
     sets     some whole sets
     val      names whose words are all known, each from other names
     pairs    pairs of a set and a name, each of which is known from others
 """
+import glob
 import hashlib
 import itertools
 import math
 import os
 import re
+import sys
 from collections import Counter, defaultdict
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,7 +35,7 @@ from corpora.readers import Document
 from corpora.svg import Painter
 
 LICENCES = ('MIT', 'Apache-2.0', 'ISC', 'CC0-1.0', 'CC-BY-4.0', 'CC-BY-3.0')
-MOST_BYTES = 2**27             # of a file
+MOST_BYTES = 2**27             # of a file; the largest set has 2**25
 XMLNS = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
 MOST_WORDS = 5                 # of a name
 SIZES = {str(n) for n in (8, 10, 12, 14, 15, 16, 18, 20, 24, 28, 30, 32, 36, 40, 48, 64, 96, 128)}
@@ -41,6 +43,7 @@ STYLES = set('fill filled outline outlined line linear bold light thin fat solid
              'sharp round rounded regular broken alt o'.split())
 SHEET = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'icons')
 SHEET_SIZE = 32                # pixels a side of a drawing in it
+EMPTY, FULL = 1, 250           # mean ink, 0 to 255: what has less or more is left out
 HELD_OUT = .03                 # of the names, and of the pairs
 N_SETS = 5                     # that are held out, of those with so many drawings:
 SET_SIZE = range(150, 2000)
@@ -73,7 +76,7 @@ def share(*names):
 # Reading and drawing
 
 def read_set(path):
-    """ (the set, what it says of itself), and its licence; npm has a file for each of the two. """
+    """ A set, and its info, such as its licence. npm has a file of its own for that. """
     found = read_json(path, limit=MOST_BYTES)
     info = found.get('info')
     beside = os.path.join(os.path.dirname(path), 'info.json')
@@ -121,6 +124,55 @@ def icon_of(name, icons, aliases):
     return icons.get(name), turns
 
 
+def why_left_out(found, info):
+    """ Why a set is not used; '' where it is. """
+    licence = info.get('license')
+    spdx = licence.get('spdx') if isinstance(licence, dict) else None
+    if spdx not in LICENCES:
+        return f'icons: licence {spdx or "unknown"}'
+    if info.get('palette') is not False:
+        return 'icons: of many colours'
+    return ''
+
+
+def turned(ink, size, turns):
+    """ Ink, mirrored and turned as drawings_of says. """
+    hflip, vflip, quarters = turns
+    picture = np.frombuffer(ink, np.uint8).reshape(size, size)
+    if hflip % 2:
+        picture = picture[:, ::-1]
+    if vflip % 2:
+        picture = picture[::-1]
+    return np.rot90(picture, -quarters).tobytes()
+
+
+def icons_of_set(found, paint, counts):
+    """ Draws the icons of a set, and yields each Icon; counts those that are left out. """
+    seen = set()
+    for name, svg, turns in drawings_of(found, paint.size, counts):
+        words = words_of(name)
+        if not 1 <= len(words) <= MOST_WORDS:
+            counts['icons: a name of no or many words'] += 1
+            continue
+
+        # the drawing, or a word that says why there is none
+        ink = paint(svg)
+        if isinstance(ink, bytes):
+            ink = turned(ink, paint.size, turns)
+            mean = sum(ink) / len(ink)
+            if mean < EMPTY:
+                ink = 'empty'
+            elif mean > FULL:
+                ink = 'full'
+            elif (words, ink) in seen:
+                ink = 'the same twice'
+        if isinstance(ink, str):
+            counts[f'icons: {ink}'] += 1
+            continue
+        seen.add((words, ink))
+        yield Icon(found['prefix'], words, ink)
+
+
 def icons_of(paths, size, counts):
     """ Draws the icons of all sets: a list of Icons, in the order of the files. """
     icons = []
@@ -130,39 +182,13 @@ def icons_of(paths, size, counts):
             if not isinstance(found.get('icons'), dict) or not isinstance(found.get('prefix'), str):
                 counts['passed over .json'] += 1
                 continue
-            n = len(found['icons'])
-            licence = info.get('license')
-            if not isinstance(licence, dict) or licence.get('spdx') not in LICENCES:
-                spdx = licence.get('spdx') if isinstance(licence, dict) else None
-                counts[f'icons: licence {spdx or "unknown"}'] += n
+            reason = why_left_out(found, info)
+            if reason:
+                counts[reason] += len(found['icons'])
                 continue
-            if info.get('palette') is not False:
-                counts['icons: of many colours'] += n
-                continue
-
-            seen = set()
-            for name, svg, (hflip, vflip, turns) in drawings_of(found, size, counts):
+            for icon in icons_of_set(found, paint, counts):
+                icons.append(icon)
                 bar.update()
-                words = words_of(name)
-                if not 1 <= len(words) <= MOST_WORDS:
-                    counts['icons: a name of no or many words'] += 1
-                    continue
-                ink = paint(svg)
-                if isinstance(ink, str):
-                    counts[f'icons: {ink}'] += 1
-                    continue
-                picture = np.frombuffer(ink, np.uint8).reshape(size, size)
-                if picture.mean() < 1 or picture.mean() > 250:
-                    counts['icons: empty' if picture.mean() < 1 else 'icons: full'] += 1
-                    continue
-                if hflip % 2 or vflip % 2 or turns % 4:
-                    picture = picture[::-1 if vflip % 2 else 1, ::-1 if hflip % 2 else 1]
-                    ink = np.rot90(picture, -turns).tobytes()
-                if (words, ink) in seen:
-                    counts['icons: the same twice'] += 1
-                    continue
-                seen.add((words, ink))
-                icons.append(Icon(found['prefix'], words, ink))
     return icons
 
 # -----------------------------------------------------------------------------
@@ -202,8 +228,13 @@ def splits_of(icons):
     order = ('sets', 'val', 'pairs', 'train')
     of_drawing = {}
     for icon in icons:
-        split = ('sets' if icon.set in sets else 'val' if icon.thing in names else
-                 'pairs' if (icon.set, icon.thing) in pairs else 'train')
+        split = 'train'
+        if icon.set in sets:
+            split = 'sets'
+        elif icon.thing in names:
+            split = 'val'
+        elif (icon.set, icon.thing) in pairs:
+            split = 'pairs'
         found = of_drawing.get(icon.ink, 'train')
         of_drawing[icon.ink] = min(found, split, key=order.index)
     of_icon = [of_drawing[icon.ink] for icon in icons]
@@ -263,7 +294,10 @@ def read_icons(paths, source, counts):
             yield Document(text, latent, group, split, place=f'{icon.set}: {" ".join(icon.words)}')
 
 # -----------------------------------------------------------------------------
-# A sheet: drawings in one picture, square by square, with 16 greys; and a line for each in a table
+# A sheet: drawings in one picture, square by square, with 16 greys; and a line for each in a table.
+# That which comes along was made by
+#
+#     python -m corpora.icons "icon-sets/json/*.json" corpora/icons
 
 def write_sheet(icons, size, path):
     """ PATH.png, and PATH.tsv with the set and the name of each drawing, row by row. """
@@ -312,3 +346,9 @@ def shared(icons, n_sets=40):
         if len(sets_with[icon.thing]) >= n_sets:
             once.setdefault(icon.ink, icon)
     return list(once.values())
+
+
+if __name__ == '__main__':
+    files, target = sys.argv[1:]
+    found = icons_of(sorted(glob.glob(files)), SHEET_SIZE, Counter())
+    write_sheet(shared(found), SHEET_SIZE, target)

@@ -79,8 +79,12 @@ def is_icons(source):
         return True
     if not source.image_size or not os.path.isdir(source.input):
         return bool(source.image_size) and source.input.endswith('.json')
+    # a folder: not with a list of pictures, which may be many, nor with pictures
+    if any(os.path.exists(os.path.join(source.input, f'metadata.{kind}'))
+           for kind in ('csv', 'jsonl')):
+        return False
     kinds = {kind_of(path) for path in walk(source.input)}
-    return '.json' in kinds and not kinds & {'.csv', '.jsonl', '.png', '.jpg', '.jpeg'}
+    return '.json' in kinds and not kinds & {'.png', '.jpg', '.jpeg'}
 
 
 def come_along(spec):
@@ -90,8 +94,8 @@ def come_along(spec):
 
 def names_of(source):
     """ How meta.json names the input. No path of this machine is in it. """
-    is_glob = not come_along(source.input) and not os.path.isdir(source.input)
-    if is_icons(source) and is_glob:
+    is_of_sheet = come_along(source.input)
+    if is_icons(source) and not is_of_sheet and not os.path.isdir(source.input):
         return [name for name, _ in list_files(source.input, ('.json',))]
     if has_own_reader(source) or os.path.isdir(source.hub_dataset):
         folder = source.import_dir or source.hub_dataset or source.input
@@ -440,7 +444,8 @@ def survey(source, val):
     if not totals['train'] or not totals['val']:
         hint = 'are all the same text' if counts['kept'] > 1 else 'cannot be split'
         advice = 'give --val_input=, or a finer --split_on=, as line'
-        if hashes.min() < hashes.max():                      # the source says the splits
+        # by hashes that differ both splits would have a document: the source itself says the split
+        if hashes.min() < hashes.max():
             hint = 'have no name of two words that can be held out'
             advice = 'give more sets'
         raise ValueError(f'{name}: {counts["kept"]} document(s) {hint}, so there is none for val; '

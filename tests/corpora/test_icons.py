@@ -197,3 +197,20 @@ def test_a_set_without_a_name_to_hold_out_is_refused_in_one_line(tmp_path):
     knobs = dict(input=path, image_size=8, patch=4, channels=1, encoder='none', tokenizer='byte')
     with pytest.raises(ValueError, match='have no name of two words that can be held out'):
         prepared(out=tmp_path / 'out', **knobs)
+
+
+def test_a_sheet_gives_back_names_and_drawings_in_16_greys(tmp_path):
+    pytest.importorskip('PIL', reason='writes icons: pip install pillow')
+    rng = np.random.default_rng(0)
+    found = [Icon(f's{i}', ('w', str(i)), rng.integers(0, 256, 64, np.uint8).tobytes())
+             for i in range(7)]
+    icons.write_sheet(found, 8, tmp_path / 'sheet')
+    for icon, again in zip(found, icons.read_sheet(tmp_path / 'sheet', 8), strict=True):
+        before, after = (np.frombuffer(one.ink, np.uint8).astype(int) for one in (icon, again))
+        assert again[:2] == icon[:2] and abs(before - after).max() <= 8
+
+
+def test_shared_icons_are_of_things_that_many_sets_draw_each_drawing_once():
+    heart = [Icon(f's{i}', ('heart', 'filled'), bytes([i // 2])) for i in range(4)]
+    star = [Icon('s1', ('star',), b'7')]
+    assert icons.shared(heart + star, n_sets=4) == heart[::2]
