@@ -133,6 +133,20 @@ def test_held_out_names_are_new_and_their_words_are_known(monkeypatch):
     assert sum(map(len, drawings.values())) == len({icon.ink for icon in found})
 
 
+def test_a_held_out_drawing_is_not_trained_under_another_name_and_no_unknown_word_is_held_out(
+        monkeypatch):
+    monkeypatch.setattr(icons, 'N_SETS', 0)
+    found = many_icons()
+    found += [Icon('one', (f'unique{i}', 'w1'), f'unique {i}'.encode()) for i in range(300)]
+    splits = splits_of(found)
+    assert set(splits[-300:]) == {'train'}
+
+    # one more name, for a drawing that is held out
+    held = found[splits.index('val')]
+    splits = splits_of([*found, Icon('three', ('w1', 'v1'), held.ink)])
+    assert splits[found.index(held)] == splits[-1] == 'val'
+
+
 def test_whole_sets_are_held_out(monkeypatch):
     monkeypatch.setattr(icons, 'N_SETS', 1)
     monkeypatch.setattr(icons, 'SET_SIZE', range(1600, 1700))

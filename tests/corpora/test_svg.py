@@ -1,5 +1,7 @@
 """ Drawings come from strangers: each becomes ink or a word, and none reads a file, hangs or fills
 the memory. """
+import os
+
 import pytest
 
 pytest.importorskip('resvg_py', reason='draws icons: pip install resvg-py')
@@ -45,8 +47,19 @@ COSTLY = {
 
 @pytest.mark.parametrize('name', COSTLY)
 def test_a_costly_drawing_is_left_out_and_the_next_one_is_drawn(paint, name):
+    before = os.times().children_user
     assert paint(COSTLY[name]) in ('costly', 'broken')
+    assert os.times().children_user - before < 10, 'seconds of the processor'
     assert sum(paint(HALF)) == 512 * 255
+
+
+@pytest.mark.parametrize('side, is_drawn', [(4000, True), (8000, False)])
+def test_a_drawing_has_at_most_300_mb(paint, side, is_drawn):
+    # a tile of side * 4/3 pixels a side, of four bytes each: 114 and 455 MB
+    tile = (f'<pattern id="p" width="{side}" height="{side}" patternUnits="userSpaceOnUse">'
+            f'<path d="M0 0h{side}v{side}z"/></pattern>')
+    found = paint(f'{tile}<path fill="url(#p)" d="M0 0h24v24h-24z"/>')
+    assert isinstance(found, bytes) if is_drawn else found == 'costly'
 
 
 @pytest.mark.parametrize('body', [

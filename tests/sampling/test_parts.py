@@ -43,8 +43,9 @@ def batch_of(B=64, mode='t2l+complete'):
     return noising, noising(rows, mode_shares(mode), ids)
 
 
-def test_only_rows_of_the_mode_complete_have_given_vectors():
-    _, batch = batch_of()
+@pytest.mark.parametrize('mode', ['t2l+complete', 't2l+causal+2*complete'])
+def test_only_rows_of_the_mode_complete_have_given_vectors(mode):
+    _, batch = batch_of(mode=mode)
     is_complete = batch.mode == COMPLETE
     assert 20 < is_complete.sum() < 44 and batch.given[is_complete].any(1).sum() > 15
     assert not batch.given[~is_complete].any()
@@ -120,6 +121,19 @@ def test_the_rest_of_a_gaussian_has_its_conditional_law(solver):
     assert abs(rest.mean() - .8 * value) < .05 and abs(rest.var() - .36) < .04
     free = make_latents(net, None, n, knobs, rows_of(n))[..., 0]
     assert abs(free.T.cov() - net.model.C).max() < .09
+
+
+def test_each_latent_of_a_run_keeps_its_own_given_vectors_in_every_sample():
+    run = toy_run(net_of(Gaussian(latent_dim=1, n_latents=2), mode='t2l+complete'))
+    latents = torch.tensor([[[3.], [4.]], [[5.], [6.]]])
+    given = [[True, False], [False, True]]
+    drawn = run.complete(latents, given, num_samples=3, latent_steps=4)[..., 0]
+    assert (drawn[:3, 0] == 3).all() and (drawn[3:, 1] == 6).all()
+    assert not (drawn[:3, 1] == 4).any() and not (drawn[3:, 0] == 5).any()
+    for wrong, words in ((dict(given=[[True]]), 'given: shape'),
+                         (dict(given=given, texts=['a']), '1 texts for 2 latents')):
+        with pytest.raises(ValueError, match=words):
+            run.complete(latents, **wrong)
 
 
 def test_a_picture_says_which_patches_are_given(tmp_path):
