@@ -26,7 +26,7 @@ max_tokens = 15
 val_fraction = 0.05
 # run
 out_dir = 'out/icons'
-mode = 'unconditional+l2t+3*t2l+complete+causal'
+mode = 'unconditional+l2t+3*t2l+complete+2*causal'
 # model: a patch is a token
 spatial = True
 latent_tokens = 1
@@ -38,11 +38,11 @@ text_clock = False
 # optimisation
 optimizer = 'muon'
 learning_rate = 3e-3
+muon_iterations = 3
 batch_size = 48
 max_iters = 20_000
 warmup_iters = 200
 eval_interval = 500
 dtype = 'float32'               # faster than bfloat16 on a CPU without instructions for it
-# sampling
-latent_steps = 16               # from noise to a picture
-guidance = 2.0                  # clearer pictures, less various
+# evaluation
+tasks = 'nelbo,image'

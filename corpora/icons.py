@@ -56,8 +56,12 @@ class Icon(NamedTuple):
 
     @property
     def thing(self):
-        """ Its name without words of style. """
-        return tuple(word for word in self.words if word not in STYLES) or self.words
+        return thing_of(self.words)
+
+
+def thing_of(words):
+    """ A name, a tuple of words, without those of style. """
+    return tuple(word for word in words if word not in STYLES) or words
 
 
 def words_of(name):

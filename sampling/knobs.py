@@ -38,8 +38,9 @@ class SamplingKnobs:
                                     # 1e-9 do; None: chosen by the direction (docs/sampling.md)
     nucleus: float = 1.0            # (0, 1]: keep the likeliest tokens that hold this much
                                     # probability, and the one on the boundary
-    guidance: float = 1.0           # [0, 100]; g: 1 is the conditional model, 0 the unconditional,
-                                    # more weighs the condition up
+    guidance: float | None = None   # None | [0, 100]; g: 1 is the conditional model, 0 the
+                                    # unconditional, more weighs the condition up; None: 1, but 2
+                                    # where a picture is drawn from a text
     latent_clock: float = 0.0       # [0, 1); s: where the latent that is given has errors. It is
                                     # taken as z + (sigma_s / alpha_s) e, in standard deviations of
                                     # the data's latents, and the network reads it at clock s
@@ -51,7 +52,8 @@ class SamplingKnobs:
     solver: str = ''                # '' | ddim | dpmpp_2m | heun | ancestral; '': ancestral where
                                     # a latent is drawn from nothing, else dpmpp_2m
     latent_steps: int | None = None     # None | int [1, 1e5]; None: 1 where one vector is made from
-                                    # a text: the mean of what fits it; else 32
+                                    # a text: the mean of what fits it; 16 where a
+                                    # picture is; else 32
     # ---- how
     sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows
                                     # would need more than 6 GB, fewer

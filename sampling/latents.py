@@ -14,13 +14,19 @@ from sampling.texts import blank, tidied, write
 
 
 def settle_latents(net, knobs, from_text):
-    """ SamplingKnobs in which solver and latent_steps are not left open. """
+    """ SamplingKnobs in which solver, latent_steps and guidance are not left open. """
     # a vector made from a text is the mean of what fits it. A network that predicts eps says little
     # of that at clock 1
     is_embedding = from_text and net.model.config.n_latents == 1 and net.latent.target != 'eps'
-    latent_steps = knobs.latent_steps or (1 if is_embedding else 32)
+    is_picture = from_text and net.model.config.spatial
+    latent_steps = knobs.latent_steps or (1 if is_embedding else 16 if is_picture else 32)
     solver = knobs.solver or ('dpmpp_2m' if from_text else 'ancestral')
-    return replace(knobs, latent_steps=latent_steps, solver=solver)
+
+    # pictures become clearer with guidance, and less various
+    guidance = knobs.guidance
+    if guidance is None:
+        guidance = 2.0 if is_picture else 1.0
+    return replace(knobs, latent_steps=latent_steps, solver=solver, guidance=guidance)
 
 
 @torch.inference_mode()

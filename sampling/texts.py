@@ -98,7 +98,7 @@ def sampler_of(net, name):
 def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
     """
     The Sampler, and SamplingKnobs in which nothing is left open: which sampler, how many steps,
-    which temperature.
+    which temperature, which guidance.
     from_latent, from_text   what is read: a latent, and a text or a part of it
     must_differ              more than one text of a source is wanted, and they shall differ
     """
@@ -134,7 +134,9 @@ def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
     if knobs.temperature is not None:
         temperature = knobs.temperature
     steps = knobs.steps or sampler.steps or net.L
-    return sampler, replace(knobs, sampler=name, steps=steps, temperature=temperature)
+    guidance = 1.0 if knobs.guidance is None else knobs.guidance
+    return sampler, replace(knobs, sampler=name, steps=steps, temperature=temperature,
+                            guidance=guidance)
 
 
 def check_together(net, knobs, sampler):

@@ -54,9 +54,8 @@ def measure(run, ctx):
     if run.net.is_causal and not ctx.knobs['sampler']:
         knobs = ctx.sampling_knobs(sampler='autoregressive', block_size=0, guidance=1.0,
                                    latent_steps=1)
-        tokens, known_mask = blank(run.net, ctx.n, knobs)
-        tokens = write(run.net, tokens, known_mask, None, knobs)
-        pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
+        tokens, z = text_first(run, ctx.n, knobs)
+        pairs[RIVAL] = run.decode(tokens), z
     for control in ('gaussian', 'data'):
         texts = run.write(latents=latents[control], sample_batch=ctx.knobs['sample_batch'])
         pairs[control] = texts, latents[control]
@@ -72,6 +71,13 @@ def measure(run, ctx):
             distance = describe_latents(embedded, ctx.raw)['frechet']
             figures.enter(control, {'text_frechet': distance, 'nats': run.nats(texts)})
     return figures
+
+
+def text_first(run, n, knobs):
+    """ Tokens (n, L) of no latent, and then raw latents of them. """
+    tokens, known_mask = blank(run.net, n, knobs)
+    tokens = write(run.net, tokens, known_mask, None, knobs)
+    return tokens, run.embed(tokens, **vars(knobs))
 
 
 def enter_latents(run, ctx, figures, raw):
