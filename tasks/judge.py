@@ -10,7 +10,7 @@ A caption is "heart", "a heart" or "tabler: heart": it may begin with the set of
 are told apart without their words of style (corpora.icons.thing_of).
 Letters: n pictures, S pixels a side, C channels.
 """
-from collections import Counter
+from collections import Counter, defaultdict
 
 import torch
 import torch.nn as nn
@@ -21,8 +21,8 @@ from corpora.images import images_of, pixels
 from corpora.words import words
 from tasks.common import progress_bar
 
-MANY = 60                      # training captions of a name that is a class,
-MANY_WORDS = 100               # and of a word or a set that is one
+MANY = 40                      # sets, or captions where none names a set, of a name that is a class
+MANY_WORDS = 100               # captions of a word or a set that is one
 N_SEEN = 5                     # words that a judge sees in a picture
 FEATURES = 256
 STEPS = 4000
@@ -44,12 +44,15 @@ class Classes:
     """ What the judge learns to tell apart, of the captions of the training pictures. """
 
     def __init__(self, captions):
-        n_names, n_words, n_sets = Counter(), Counter(), Counter()
+        sets_of, n_names, n_words, n_sets = defaultdict(set), Counter(), Counter(), Counter()
         for of_set, said in map(parse, captions):
+            sets_of[thing_of(said)].add(of_set)
             n_names[thing_of(said)] += 1
             n_words.update(set(said))
             n_sets[of_set] += 1
         n_sets.pop('', None)
+        if n_sets:
+            n_names = {name: len(sets - {''}) for name, sets in sets_of.items()}
 
         # {what: the number of its class}
         self.names = numbered(name for name, n in n_names.items() if n >= MANY)
@@ -145,6 +148,12 @@ def train_judge(run, train, captions, seed, steps=STEPS):
     name, of_set, has_word = classes.of(captions)
     device = run.net.device
 
+    # half of each batch has a name that is a class, if there are such
+    some = torch.arange(len(train))
+    of_class = some[name >= 0]
+    if not len(of_class):
+        of_class = some
+
     # the caller's generator stays as it is
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -152,7 +161,8 @@ def train_judge(run, train, captions, seed, steps=STEPS):
         optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-3, weight_decay=0.05)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         for _ in progress_bar(range(steps), desc='training the judge'):
-            rows = torch.randint(len(train), (BATCH,))
+            rows = torch.cat([one[torch.randint(len(one), (BATCH // 2,))]
+                              for one in (of_class, some)])
             x = as_input(pixels(run, train.raw_latents(rows.numpy())))
             dx, dy = torch.randint(-LARGEST_SHIFT, LARGEST_SHIFT + 1, (2,)).tolist()
             x = torch.roll(x, (dy, dx), (2, 3))
