@@ -576,8 +576,8 @@ def finish(claim, plan, record, entries, tokenizer, encoder):
     if own_stats:
         check_stats(train.stats)
 
-    # a linear model from the tokens to the latent, where that is one vector
-    if shapes and meta['latent_shape'][0] == 1:
+    # a linear model from the tokens to the latent, where that is one vector or a picture
+    if shapes and (meta['latent_shape'][0] == 1 or record.get('image_size')):
         bag = fit_bag(train, tokenizer, encoder).numpy()
         meta['files'] |= write_files(claim, {'bag.npy': bag})
     write_files(claim, {'meta.json': meta})

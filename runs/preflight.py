@@ -100,7 +100,7 @@ def network(config, data):
     knobs, and config['latent_target'], where that is None. Where the length of a text is not
     learned, it also fills in config['lengths'], from the data. """
     # what the modes need besides the blocks, by measurements on latents of one vector
-    # (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps its
+    # (docs/both_ways.md) and, for the bag, on pictures (docs/images.md). A run that goes on, or begins with the weights of another, keeps its
     # network
     N, D = data.latent_shape or (0, 0)
     modes = modes_of(config['mode'])
@@ -110,13 +110,14 @@ def network(config, data):
                          'with t2l, as in t2l+complete, both streams, and --spatial=true, latents '
                          'that are a square grid')
     is_one_vector = has_both and N == 1
-    bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
+    is_picture = has_both and config['spatial']
+    bag = (is_one_vector or is_picture) and bool(modes & {'t2l', 'unconditional'})
     shape = earlier_network(config) or dict(
         bag=bag,
         shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
         shift='causal' in modes,
         parts='complete' in modes,
-        latent_target='x0' if bag else 'v')
+        latent_target='x0' if bag and is_one_vector else 'v')
     if 'complete' in modes and not shape['parts']:
         raise ValueError('mode=complete marks what is given, and the network of the run in out_dir '
                          'or init_from has no such mark: begin a new run')

@@ -14,7 +14,7 @@ from base import distributed
 from base.distributed import print0, rank
 from base.files import read_array, short
 from data import check_file
-from diffusion import modes_of
+from diffusion import GaussianLatents, modes_of
 from runs import checkpoint, run_folder
 from runs.checkpoint import OF_TRAINING, as_json, check_equal, differences, identity_of
 from runs.stages import lr_factor, read_stages
@@ -228,28 +228,31 @@ def begin_from(folder, state):
 
 
 def load_bag(folder, meta):
-    """ The values (V, D) float32 of a dataset's linear model from tokens to the latent
+    """ The values (V, N D) float32 of a dataset's linear model from tokens to the latent
     (corpora/bag.py); None where it has none. """
     if 'bag.npy' not in meta['files']:
         return None
     path = check_file(folder, 'bag.npy', meta['files'])
-    shape = (meta['tokenizer']['vocab_size'], meta['latent_shape'][1])
+    N, D = meta['latent_shape']
+    shape = (meta['tokenizer']['vocab_size'], N * D)
     return torch.from_numpy(read_array(path, 'float16', shape)).float()
 
 
 def begin_with_bag(state, data, config):
     """ The bag of a new run begins as the linear model that prepare.py has fitted: the network
-    learns what is left. That model predicts one clean latent from a whole text. """
+    learns what is left. That model predicts a clean latent from a whole text, and the bag what the
+    network does at clock 1. """
     c = state.model.config
-    predicts_clean = c.bag and config['latent_target'] in ('x0', 'rest')
-    fitted = load_bag(data.folder, data.meta) if predicts_clean else None
+    fitted = load_bag(data.folder, data.meta) if c.bag else None
     if fitted is None:
         return
+    latent = GaussianLatents(data.live, config['latent_schedule'], config['latent_target'])
+    a, _ = latent.combination(*latent.alpha_sigma(torch.ones(())))
 
     # MASK has value 0, and weighs as much as a token; EOS and PAD weigh hardly anything
     n_ids = c.vocab_size + 1 + c.clusters
-    values = torch.zeros(n_ids, c.latent_dim)
-    values[:c.vocab_size] = fitted
+    values = torch.zeros(n_ids, c.n_latents * c.latent_dim)
+    values[:c.vocab_size] = a * fitted
     scores = torch.zeros(n_ids, 1)
     scores[[data.eos, data.pad]] = SCORE_OF_ENDS
     fill(state.model, {'bag_values.weight': values, 'bag_scores.weight': scores})
