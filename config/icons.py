@@ -6,7 +6,7 @@ The icons that come along are those of 162 names that at least 40 sets draw. The
 pillow. All of Iconify's sets need resvg-py besides, and a clone of github.com/iconify/icon-sets:
 
     pip install resvg-py pillow
-    python prepare.py config/icons.py --input="icon-sets/json/*.json" --vocab_size=2048
+    python prepare.py config/icons.py --input="icon-sets/json/*.json" --vocab_size=1536
 
     python prepare.py config/icons.py
     python train.py config/icons.py

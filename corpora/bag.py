@@ -18,7 +18,7 @@ are a linear map of these embeddings, and what the texts add to it (ridge regres
     M = argmin |X E M - Z|^2 + |M|^2
     R = argmin |X R - (Z - X E M)|^2 + |R|^2
 
-Letters: n texts, V token ids, D latent dimensions, T tokens of all texts, X (n, V) the numbers of
+Letters: n texts, V token ids, D numbers of a latent, T tokens of all texts, X (n, V) the numbers of
 each token in each text, divided by sqrt(l), Z (n, D) latents.
 
 The control `ridge` of tasks/t2l.py is the same model without an encoder.
@@ -34,6 +34,7 @@ from base.console import progress_bar
 MOST_NUMBERS = 10 ** 8         # of latents that it is fitted on, 400 MB: texts of train, evenly
                                # spaced
 ROWS = 4096                    # that are read at a time
+COLUMNS = 384                  # of latents that are fitted at a time
 STEPS = 30                     # of conjugate gradients, at most
 TOLERANCE = 1e-2               # they end where what is left is so small a part
 
@@ -61,8 +62,8 @@ def fit_bag(data, tokenizer, encoder=None):
         values = values @ M
         Z = Z - XE @ M
 
-    # what the texts add
-    values = values + X.solve(Z)
+    # what the texts add; in parts, to save memory
+    values = values + torch.cat([X.solve(part) for part in Z.split(COLUMNS, 1)], 1)
     most = torch.finfo(torch.float16).max
     return values.clamp(-most, most).half()
 
