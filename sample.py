@@ -49,7 +49,8 @@ from base.console import shown, stop_on_error, warn
 from base.machine import keep_freed_memory
 from base.writing import check_writable, write_text, write_whole
 from configurator import configure, on_command_line
-from corpora.images import images_of, pixels, read_in_part, read_pictures, write_png
+from corpora.images import (images_of, pixels, read_in_part, read_pictures, sheet_of,
+                            write_png)
 from diffusion import check_choice
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
@@ -87,7 +88,8 @@ encoder = ''                # the folder where the run's encoder lies now; '': w
                             # prepare.py. In a config file it is prepare.py's, and not read here
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
-                            # of it: from left to right and by unmasking, where the run does both
+                            # of it: from left to right and by unmasking, where the run does
+                            # both; or of the first pictures being drawn
 save = ''                   # write the generated latents, raw, to this .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
@@ -128,7 +130,7 @@ def check_knobs(run, direction, config):
             raise ValueError(f'{name} is blank: the model has nothing to go by')
 
     # where to write
-    if png:
+    if png or svg and direction == 't2l':
         images_of(run)
     for path in (save, png, fasta, svg):
         if path:
@@ -282,7 +284,7 @@ DIRECTIONS = {
     'text': Direction(draw_text, TO_TEXT),
     'latent': Direction(draw_latent, TO_LATENT),
     'unconditional': Direction(draw_both, TO_TEXT | TO_LATENT),
-    't2l': Direction(draw_embedding, FROM_TEXT | TO_LATENT),
+    't2l': Direction(draw_embedding, FROM_TEXT | TO_LATENT | {'svg'}),
     'complete': Direction(draw_rest, {'text', 'image', 'box'} | TO_LATENT),
     't2l2t': Direction(draw_round_trip,
                        FROM_TEXT | TO_TEXT | TO_LATENT | {'rerank', 'latent_clock'}),
@@ -327,7 +329,9 @@ def respond(run, direction, config):
              'another --temperature or --sampler, or a longer training, may write more')
 
     # files
-    if svg:
+    if svg and direction == 't2l':
+        save_drawing(run, given, n_each, knobs)
+    elif svg:
         save_animation(run, direction, given, knobs)
     if fasta:
         records = [f'>sample_{i} length={len(text)}\n{text}\n' for i, text in enumerate(texts, 1)]
@@ -392,6 +396,18 @@ def save_animation(run, direction, given, knobs):
     picture = animation(run.tokenizer, run.net.text.mask_id, panels, f'Written {title}')
     write_text(svg, picture, named=True)
     print(f'\na picture of the first text being written: {svg}')
+
+
+def save_drawing(run, given, n_each, knobs):
+    """ An animated picture of the samples of the first text, as the network thinks them clean at
+    each step. """
+    from sampling.animation import animation_of_pictures
+    steps = []
+    run.embed(given.texts[:1], n_each, on_step=steps.append, **knobs)
+    sheets = [sheet_of(pixels(run, run.raw_latents(z.cpu())), n_each, side=64) for z in steps]
+    picture = animation_of_pictures(sheets, f'Drawn of noise: {given.names[0]}')
+    write_text(svg, picture, named=True)
+    print(f'\nthe pictures of the first text being drawn: {svg}')
 
 # -----------------------------------------------------------------------------
 # The command

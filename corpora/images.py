@@ -206,13 +206,10 @@ def read_in_part(run, path, box):
     return names, raw, given
 
 
-def write_png(path, pictures, columns=0, side=128):
-    """ Pictures (n, S, S, channels) as one sheet, in rows of `columns` (0: as many columns as
+def sheet_of(pictures, columns=0, side=128):
+    """ Pictures (n, S, S, channels) as one PIL image, in rows of `columns` (0: as many columns as
     rows). Small ones are enlarged by a whole factor, to about `side` pixels. """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ValueError(f'png={path}: pip install pillow') from None
+    from PIL import Image
     n, S, _, channels = pictures.shape
     columns = columns or math.ceil(math.sqrt(n))
     rows = -(-n // columns)
@@ -229,5 +226,14 @@ def write_png(path, pictures, columns=0, side=128):
         sheet[y:y + S * scale, x:x + S * scale] = picture
     if channels == 1:
         sheet = sheet.squeeze(2)
+    return Image.fromarray(sheet)
+
+
+def write_png(path, pictures, columns=0):
+    """ Writes the sheet of pictures (n, S, S, channels). """
+    try:
+        sheet = sheet_of(pictures, columns)
+    except ImportError:
+        raise ValueError(f'png={path}: pip install pillow') from None
     with write_whole(path, named=True) as f:
-        Image.fromarray(sheet).save(f, 'PNG')
+        sheet.save(f, 'PNG')

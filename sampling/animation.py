@@ -1,9 +1,11 @@
 """
 An animated picture of texts being written (sample.py --svg): a panel for each way of writing, a
-frame for each step, all at the same pace. CSS moves it, so no library is needed, and it moves where
+frame for each step, all at the same pace; or of pictures that come out of noise. CSS moves it, so no library is needed, and it moves where
 a page shows it as a picture, such as a README on GitHub. Where motion is not wanted it shows the
 finished texts.
 """
+import base64
+import io
 from html import escape
 
 from sampling.recorder import MASK, lines_of, printable, spans_of
@@ -97,17 +99,9 @@ def animation(tokenizer, mask_id, panels, title):
     panels = [(label, chosen_frames(frames, MOST_STEPS)) for label, frames in panels]
     most = max(len(frames) for _, frames in panels)
     total = (most - 1) * SECONDS + REST
-    motion = MOTION % dict(total=total, share=100 * SECONDS / total, rest=100 * REST / total)
-    title = printable(title)
 
     # the title, then panel below panel
-    body = []
-    y = 34
-    words = [(word + ' ', '') for word in title.split()]
-    for line in lines_of(words, COLUMNS):
-        text = ''.join(text for text, _ in line)
-        body.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
-        y += 20
+    body, y = title_of(title)
     for label, frames in panels:
         frames += frames[-1:] * (most - len(frames))       # all panels end together
         texts = lines_of_frames(tokenizer, mask_id, frames)
@@ -115,9 +109,44 @@ def animation(tokenizer, mask_id, panels, title):
         body += groups
         y = below + 24
 
-    # all on a card
-    size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
-    card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{y - 1}" rx="8"/>'
+    return on_a_card(body, WIDTH, y, total, title)
+
+
+def title_of(title):
+    """ The lines of a title, and where they end, in pixels. """
+    lines = []
+    y = 34
+    words = [(word + ' ', '') for word in printable(title).split()]
+    for line in lines_of(words, COLUMNS):
+        text = ''.join(text for text, _ in line)
+        lines.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
+        y += 20
+    return lines, y
+
+
+def on_a_card(body, width, height, total, title):
+    """ The whole SVG text. total: seconds until it begins anew. """
+    motion = MOTION % dict(total=total, share=100 * SECONDS / total, rest=100 * REST / total)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    card = f'<rect class="card" x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8"/>'
     return '\n'.join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-                      f'<title>{escape(title)}</title>', '<style>', LOOK, motion, '</style>', card,
-                      *body, '</svg>', ''])
+                      f'<title>{escape(printable(title))}</title>', '<style>', LOOK, motion,
+                      '</style>', card, *body, '</svg>', ''])
+
+
+def animation_of_pictures(sheets, title):
+    """ Pictures coming out of noise, as SVG text. sheets: a PIL image of each step. """
+    sheets = chosen_frames(sheets, MOST_STEPS)
+    total = (len(sheets) - 1) * SECONDS + REST
+    body, y = title_of(title)
+    width, height = sheets[0].size
+    for i, sheet in enumerate(sheets):
+        file = io.BytesIO()
+        sheet.save(file, 'PNG', optimize=True)
+        data = base64.b64encode(file.getvalue()).decode()
+        kind = 'z' if i == len(sheets) - 1 else 'k'
+        delay = i * SECONDS - total
+        body.append(f'<image class="{kind}" style="animation-delay: {delay:.2f}s" x="{MARGIN}" '
+                    f'y="{y}" width="{width}" height="{height}" '
+                    f'href="data:image/png;base64,{data}"/>')
+    return on_a_card(body, max(WIDTH, width + 2 * MARGIN), y + height + MARGIN, total, title)

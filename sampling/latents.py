@@ -30,10 +30,11 @@ def settle_latents(net, knobs, from_text):
 
 
 @torch.inference_mode()
-def make_latents(net, tokens, n, knobs, rows=None, known=None, given=None):
+def make_latents(net, tokens, n, knobs, rows=None, known=None, given=None, on_step=no_callback):
     """ n standardised latents (n, N, D) of texts tokens (n, L), or of no text: tokens None. rows
     (n, 2): of noise.py, by default those of n sources. known (n, N, D): latents of which the
-    vectors given (n, N) stay as they are; None: all are drawn. """
+    vectors given (n, N) stay as they are; None: all are drawn. on_step(z): gets the noise of a
+    batch, and then what the network thinks clean at each call. """
     rows = rows_of(n) if rows is None else rows
     knobs = settle_latents(net, knobs, from_text=tokens is not None)
     g = 0 if tokens is None else knobs.guidance
@@ -56,13 +57,16 @@ def make_latents(net, tokens, n, knobs, rows=None, known=None, given=None):
 
         def denoise(z, t):
             z = with_given(z)
-            return guided_latents(
+            x0, e = guided_latents(
                 g,
                 conditional=lambda: net.latent_at(x, 0.0, z, t, is_given),
                 unconditional=lambda: net.latent_at(null, 1.0, z, t, is_given))
+            on_step(x0)
+            return x0, e
 
         noise = Noise(knobs.seed, rows[part])
         z = net.nothing(noise, 'start')
+        on_step(z)
         z = solve(net.latent, knobs.solver, z, knobs.latent_steps, denoise, noise)
         out.append(with_given(z).cpu())
     return torch.cat(out)

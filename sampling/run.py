@@ -296,7 +296,7 @@ class Run:
 
     # ---- latents
 
-    def embed(self, texts, num_samples=1, **knobs):
+    def embed(self, texts, num_samples=1, on_step=no_callback, **knobs):
         """ t2l: a latent of each text, made by diffusion. (Not by the encoder: that is encode, and
         embeddings, which also warns.) """
         self.check('t2l')
@@ -304,7 +304,8 @@ class Run:
         rows = rows_of(len(tokens), num_samples)
         tokens = tokens.repeat_interleave(num_samples, 0)
         knobs = SamplingKnobs(**knobs)
-        return self.raw_latents(make_latents(self.net, tokens, len(tokens), knobs, rows))
+        z = make_latents(self.net, tokens, len(tokens), knobs, rows, on_step=on_step)
+        return self.raw_latents(z)
 
     def complete(self, latents, given, texts=None, num_samples=1, **knobs):
         """ Latents (n, N, D) whose vectors given (n, N) bool stay. The others are drawn, each with

@@ -82,10 +82,13 @@ def test_prepare_writes_it_and_it_predicts_latents_of_unseen_texts(dataset):
 
 
 def test_a_new_run_begins_with_it_and_what_has_weights_keeps_them(dataset, tmp_path):
-    """ Runs whose weights do not move. `plain` predicts no clean latent. """
+    """ Runs whose weights do not move. At clock 1 `with_v` predicts -z, and `plain` the noise, of
+    which a text says nothing. """
     as_it_is = ['--mode=t2l', '--max_iters=1', '--learning_rate=1e-12']
-    now, plain, after, fsdp = (tmp_path / name for name in ('now', 'plain', 'after', 'fsdp'))
-    train_each(dataset, {now: as_it_is, plain: [*as_it_is, '--latent_target=v'],
+    names = ('now', 'with_v', 'plain', 'after', 'fsdp')
+    now, with_v, plain, after, fsdp = (tmp_path / name for name in names)
+    train_each(dataset, {now: as_it_is, with_v: [*as_it_is, '--latent_target=v'],
+                         plain: [*as_it_is, '--latent_target=eps'],
                          after: [*as_it_is, f'--init_from={plain}']})
     job = Job(dataset, fsdp, *as_it_is, '--parallel=fsdp', ranks=2)
     assert job.wait() == [0, 0], job.err()
@@ -94,11 +97,11 @@ def test_a_new_run_begins_with_it_and_what_has_weights_keeps_them(dataset, tmp_p
     values = load_bag(str(dataset), data.meta)
     expected = torch.zeros(data.vocab_size + 1)
     expected[[data.eos, data.pad]] = -8                      # no weight on the ends
-    for out in (now, fsdp):
+    for out, sign in ((now, 1), (fsdp, 1), (with_v, -1)):
         for kind in ('model', 'ema'):
             found = weights(out, kind)
             written = found['bag_values.weight']
-            assert torch.allclose(written[:-1], values, atol=1e-6) and values.any()
+            assert torch.allclose(written[:-1], sign * values, atol=1e-6) and values.any()
             assert written[-1].abs().max() < 1e-6
             assert torch.allclose(found['bag_scores.weight'][:, 0], expected, atol=1e-4)
     for out in (plain, after):
