@@ -22,7 +22,8 @@ Where this departs from SD3, and why:
                                                           vanilla adaLN is a third of the parameters
     rotary positions for text (arXiv:2104.09864)          squared-ReLU MLP (arXiv:2109.08668)
     bag=True: a bag of the tokens past the blocks         an embedding of a text is nearly linear in
-                                                          its words; attention is slow to find that
+                                                          its words; attention is slow to find that.
+                                                          Pictures also read it, before the blocks
     shortcut=True: a linear map from latents to tokens    the same in the other direction
 
 Letters: B batch, L text tokens, N latent vectors, K = N * latent_tokens, S = K + L, D latent dims,
@@ -53,7 +54,8 @@ class ModelConfig:
                                           # where any row is causal). False: only causal rows do.
                                           # (It is not the shift of the modulation)
     streams: tuple = ('text', 'latent')
-    bag: bool = False                     # the latent prediction adds a bag of the tokens
+    bag: bool = False                     # the latent prediction adds a bag of the tokens; where
+                                          # spatial, the latent stream reads it, too
     shortcut: bool = False                # tokens and logits read a linear map of the latents
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
@@ -351,6 +353,8 @@ class Model(nn.Module):
             n_ids = c.vocab_size + 1 + c.clusters
             self.bag_values = nn.Embedding(n_ids, c.n_latents * c.latent_dim)
             self.bag_scores = nn.Embedding(n_ids, 1)
+            if c.spatial:
+                self.bag_in = nn.Linear(c.latent_dim, c.latent_tokens * c.latent_width, bias=False)
 
         # the constant part of the conditioning vector
         self.bias = nn.Parameter(torch.empty(c.width))
@@ -380,7 +384,11 @@ class Model(nn.Module):
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
         read = self.shifted(tokens, n_causal)
-        text, latent, condition = self.embed_inputs(read, latents, t_text, t_latent, given)
+        bag = None
+        if c.bag and (c.spatial or 'latent' in predict):
+            bag = self.bag_of(tokens)                                    # (B, N, D)
+        text, latent, condition = self.embed_inputs(
+            read, latents, t_text, t_latent, given, self.readable(bag, n_causal))
 
         # both clocks, as one vector, modulate every block and the ends of both streams
         text_modulation = latent_modulation = cos = sin = None
@@ -416,7 +424,7 @@ class Model(nn.Module):
             latent = latent.reshape(*latents.shape[:2], -1)              # (B, N, K/N * C)
             prediction = self.latent_head(latent).float()                # (B, N, D)
             if c.bag:
-                prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
+                prediction = prediction + (1 + bag_gate)[:, None] * bag
         return logits, prediction
 
     def shifted(self, tokens, n_causal):
@@ -429,7 +437,15 @@ class Model(nn.Module):
         n_full = 0 if self.config.shift else len(tokens) - n_causal
         return torch.cat([tokens[:n_full], later[n_full:]])
 
-    def embed_inputs(self, tokens, latents, t_text, t_latent, given=None):
+    def readable(self, bag, n_causal):
+        """ The bag (B, N, D) as pictures read it; None where nothing does. In causal rows it is 0:
+        there a text is written that sees the picture, and the bag would say its words. """
+        if bag is None or not self.config.spatial:
+            return None
+        is_full = torch.arange(len(bag), device=bag.device) < len(bag) - n_causal
+        return bag * is_full[:, None, None]
+
+    def embed_inputs(self, tokens, latents, t_text, t_latent, given=None, bag=None):
         """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector
         (B, C) that both clocks make. """
         # a clock adds its embedding to the constant part of the conditioning vector
@@ -446,6 +462,8 @@ class Model(nn.Module):
         # each latent vector becomes K / N tokens
         if 'latent' in c.streams:
             latent = self.latent_in(latents)                             # (B, N, K/N * C)
+            if bag is not None:
+                latent = latent + self.bag_in(bag)
             latent = latent.unflatten(2, (c.latent_tokens, c.latent_width))
             if c.spatial:
                 latent = latent + self.grid[:, None]
