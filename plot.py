@@ -4,7 +4,7 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 
     python plot.py --out_dir=out/quickstart                              # training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
-    python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
+    python plot.py --out_dir=out/icons --what=images                     # and --tasks=image
     python plot.py --out_dir=weights/captions --what=report              # texts being written
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
 another knob against that knob. The report is one HTML file; sampling/report.py makes it.
