@@ -58,9 +58,8 @@ from tasks.measures import word_f1
 from tasks.t2l import ridge
 from tasks.unconditional import describe_latents, text_first
 
-HELD_OUT = ('val', 'pairs', 'sets')        # the splits,
-DRAWN = ('val', 'pairs', 'shared')         # the parts whose captions are drawn,
-WRITTEN = ('val', 'pairs', 'sets')         # and those whose pictures are named
+DRAWN = ('val', 'pairs', 'shared')         # parts whose captions are drawn,
+WRITTEN = ('val', 'pairs', 'sets')         # and whose pictures are named: those that are splits
 N_KEPT = 100                   # of each kind, in images.npz
 N_OTHERS = 4000                # real pictures of a part that drawn ones are compared with
 N_FITTED = 20_000              # training pictures: what each set looks like, and half and half
@@ -140,7 +139,7 @@ def parts_of(run, ctx, train):
     # each split: its rows, and what their captions say
     pools = {}
     captions = {}
-    for split in HELD_OUT:
+    for split in WRITTEN:
         if split in run.meta['splits']:
             data = open_split(run, ctx.folder, split)
             pools[split] = [(data, i) for i in range(len(data))]

@@ -249,7 +249,8 @@ def test_a_judge_learns_what_pictures_show_and_leaves_the_random_numbers_alone(
     assert found.features(pictures).shape == (60, 1, judge.FEATURES)
 
 
-def test_pictures_whose_captions_have_hardly_a_word_in_common_have_no_judge():
+def test_pictures_whose_captions_have_hardly_a_word_in_common_have_no_judge(monkeypatch):
+    monkeypatch.setattr(judge, 'STEPS', 1)
     captions = [f'picture{i}' for i in range(50)]
     with pytest.raises(ValueError, match='data/mine: no word is in the captions of 100 training'):
         train_judge(run_of_pictures(), Pictures(flat(*range(50))), captions, 0)
