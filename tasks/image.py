@@ -6,8 +6,8 @@ Several parts of what is held out are measured, and the figures of each begin wi
     val         new names, where the pictures are icons
     pairs       names that other sets have: the missing icon of a set
     sets        whole sets that are new: their pictures are named
-    shared      of pairs and sets (else of val) captions without a set, of a name that many
-                training pictures have
+    shared      of all of these the captions without a set, of a name that many training pictures
+                have
 A part of fewer than two pictures is left out. val_n and the like: pictures of a part that has fewer
 than are asked for.
 
@@ -148,9 +148,9 @@ def parts_of(run, ctx, train):
     # captions without a set, of names that the judge knows
     if run.can('t2l'):
         pools['shared'] = []
-        for split in [name for name in captions if name != 'val'] or ['val']:
-            name, _, _ = train.judge.classes.of(captions[split])
-            for row, text, number in zip(pools[split], captions[split], name.tolist()):
+        for split, texts in captions.items():
+            name, _, _ = train.judge.classes.of(texts)
+            for row, text, number in zip(pools[split], texts, name.tolist()):
                 if number >= 0 and not parse(text)[0]:
                     pools['shared'].append(row)
 

@@ -380,7 +380,7 @@ def test_parts_are_pairs_with_their_sets_and_known_names_without(made, run, monk
     names, _, _ = train.judge.classes.of(parts['shared'].texts)
     assert (names >= 0).all()
     of_val = texts_of(folder / 'data', 'val')
-    assert not {*parts['shared'].texts} & {*of_val}, 'where other splits have known names'
+    assert not {*parts['shared'].texts} & {*of_val}, 'whose names are new'
 
     # texts and pictures belong together
     for name in ('val', 'pairs', 'sets'):
