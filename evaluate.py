@@ -62,8 +62,8 @@ scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
 damage = ''                 # '' | <noise:.01, dims:.5, bits:8 or flips:.1>; l2t, molecule: what is
                             # done to the latents before texts are written from them
-classes = ''                # image: what captions say, and by which words:
-                            # 'animal: cat, dog; colour: red, blue'; edit: which words become others
+classes = ''                # edit: which words become others of their class:
+                            # 'animal: cat, dog; colour: red, blue'
 show = 10                   # [0, 1e6]; texts to print, the first ones
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py

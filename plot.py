@@ -4,7 +4,7 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 
     python plot.py --out_dir=out/quickstart                              # training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
-    python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
+    python plot.py --out_dir=out/icons --what=images                     # and --tasks=image
     python plot.py --out_dir=weights/captions --what=report              # texts being written
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
 another knob against that knob. The report is one HTML file; sampling/report.py makes it.
@@ -281,32 +281,54 @@ def check_pictures(texts, pictures, name):
                          f'{texts.dtype} {texts.shape}; run evaluate.py --tasks=image again')
 
 
-def draw_images(arrays, plt, columns=10, rows=2):
-    """ The first of evaluate.py's images, by turns: a row of pictures made from the captions above
-    them, and below it a row of the real ones, each with the caption written from it. At the end
-    rows of pictures and captions that were both made from noise. """
-    # (texts, pictures, label) of each row
-    pair = [('captions', 'made', 'made from\nthe caption'),
-            ('written', 'real', 'real; caption\nwritten from it')]
-    joint = [('joint_captions', 'joint', 'both\nfrom noise')]
-    kinds = [kind for kind in pair * rows + joint * rows
-             if kind[0] in arrays and kind[1] in arrays]
-    for texts, pictures, _ in kinds:
-        check_pictures(arrays[texts], arrays[pictures], pictures)
+def blocks_of_images(arrays):
+    """ [(texts, {pictures: what they are})], names of arrays: rows of pictures under one row of
+    texts. Of several parts of the data that which says most. """
+    drawn = 'shared' if 'shared_made' in arrays else 'val'
+    written = 'sets' if 'sets_written' in arrays else 'val'
+    return [
+        (f'{drawn}_texts', {
+            f'{drawn}_made': 'drawn from\nthe caption',
+            f'{drawn}_real': 'the real one',
+            f'{drawn}_ridge': 'by ridge\nregression',
+            f'{drawn}_copy': 'a training picture\nof the nearest name'}),
+        (f'{written}_written', {
+            f'{written}_real': 'a real one, and\nthe caption\nwritten from it'}),
+        ('both_texts', {'both_made': 'both from noise'}),
+        ('half_texts', {
+            'half_given': 'the left half\nis given',
+            'half_made': 'the right half\nis drawn',
+            'half_real': 'the real one'})]
 
-    size = (1.2 * columns, 1.6 * len(kinds))
-    figure, axes = plt.subplots(len(kinds), columns, figsize=size, squeeze=False)
-    for i, (texts, pictures, label) in enumerate(kinds):
-        # the images go on where the last row of this kind stopped
-        first = columns * kinds[:i].count(kinds[i])
-        axes[i][0].set_ylabel(label, fontsize=8)
-        for n, axis in enumerate(axes[i], first):
+
+def draw_images(arrays, plt, columns=10):
+    """ The first of evaluate.py's images, as far as the file has them. """
+    # (texts or None, pictures, label) of each row; the texts stand above the first of a block
+    rows = []
+    for texts, kinds in blocks_of_images(arrays):
+        first, *_ = kinds
+        if texts not in arrays or first not in arrays:
+            continue
+        for name in [name for name in kinds if name in arrays]:
+            check_pictures(arrays[texts], arrays[name], name)
+            rows.append((arrays[texts] if name == first else None, arrays[name], kinds[name]))
+    if not rows:
+        raise ValueError('images.npz has none of the pictures that are drawn; run evaluate.py '
+                         '--tasks=image again')
+
+    size = (1.2 * columns, 1.5 * len(rows))
+    figure, axes = plt.subplots(len(rows), columns, figsize=size, squeeze=False)
+    for (texts, pictures, label), row in zip(rows, axes):
+        row[0].set_ylabel(label, fontsize=8)
+        for axis in row:
             axis.set(xticks=[], yticks=[], frame_on=False)
-            if n < len(arrays[pictures]):
-                axis.imshow(arrays[pictures][n].squeeze(), cmap='gray', vmin=0, vmax=255)
-                caption = textwrap.wrap(shown(arrays[texts][n]), 16)
+        for i, (axis, pixels) in enumerate(zip(row, pictures)):
+            axis.imshow(pixels.squeeze(), cmap='gray', vmin=0, vmax=255)
+            if texts is not None:
+                caption = textwrap.wrap(shown(texts[i]), 18, max_lines=4)
                 axis.set_title('\n'.join(caption), fontsize=7)
     return figure
+
 
 # -----------------------------------------------------------------------------
 # The command

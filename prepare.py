@@ -55,9 +55,8 @@ from encoders import CODE, find_encoder, load_encoder
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs (** too), comma-separated: text, .jsonl, .csv,
                              # .tsv, FASTA, .smi (each may be .gz), .parquet, .arrow, .feather;
-                             # builtin: documentation of Python and of packages; digits:
-                             # scikit-learn's; icons: those that come along; with image_size also
-                             # Iconify's sets, .json
+                             # builtin: documentation of Python and of packages; icons: those
+                             # that come along; with image_size also Iconify's sets, .json
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest
@@ -66,8 +65,8 @@ import_dir = ''              # instead of input: a folder of texts/, latents/, t
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a
                              # row a document. Files of two folders are paired by their names. Or
                              # column:NAME, lists of numbers in a column of the input's own records
-image_size = 0               # [0, 4096]; pixels a side, where input is digits, icons or a folder
-                             # of images with metadata.csv; the latents are patches
+image_size = 0               # [0, 4096]; pixels a side, where input is icons or a folder of
+                             # images with metadata.csv; the latents are patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
 channels = 3                 # 1 | 3; 1 is grey
 split_on = 'line'            # line | paragraph | file | <the line between two documents, without
@@ -132,15 +131,11 @@ def sources_of(knobs):
         return [name for name in names if getattr(knobs, name)]
     origins = given('input', 'hub_dataset', 'import_dir')
     latents = given(*BRING_LATENTS)
-    is_digits = knobs.input == 'digits'
     is_known = knobs.split_on in ('line', 'paragraph', 'file')
     refuse([
         (len(origins) != 1, 'documents come from one of input, hub_dataset, import_dir; given: '
          f'{" and ".join(origins) or "none"}'),
         (len(latents) > 1, f'{" and ".join(latents)} each say where latents come from: choose one'),
-        (is_digits and (knobs.image_size, knobs.channels) != (8, 1),
-         f'input=digits needs image_size=8, channels=1, found {knobs.image_size} and '
-         f'{knobs.channels}'),
         (is_icons(knobs) and knobs.channels != 1,
          f'icons are grey: channels=1, found {knobs.channels}'),
         (knobs.input == 'icons' and knobs.image_size != SHEET_SIZE,

@@ -11,8 +11,8 @@ Text and latents of a trained run, in every direction.
     python sample.py --mode=t2l2t --text="Return a list."
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
-    python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
-    python sample.py --out_dir=out/image_text --mode=l2t --image=seven.png
+    python sample.py --out_dir=out/icons --mode=t2l --text="tabler: heart" --png=heart.png
+    python sample.py --out_dir=out/icons --mode=l2t --image=heart.png
     python sample.py --out_dir=out/icons --mode=complete --image=half.png --text="tabler: heart"
 
 mode          the condition, at clock 0            what is drawn, from clock 1 to 0

@@ -3,8 +3,8 @@ Pictures with captions. A picture is latent vectors, one for each patch, with pi
 
     image (S, S, C)  ->  latents (N, D)       N = (S / patch)^2 patches row by row, D = patch^2 * C
 
-Two sources: a folder of images with metadata.csv or metadata.jsonl (the hub's imagefolder:
-file_name and a caption), and scikit-learn's handwritten digits. Icons and their names: icons.py.
+The source is a folder of images with metadata.csv or metadata.jsonl (the hub's imagefolder:
+file_name and a caption). Icons and their names: icons.py.
 Letters: S pixels a side, C channels (1 grey, 3 colour), N patches of D numbers, n images.
 """
 import glob
@@ -20,7 +20,6 @@ from base.files import MOST_MEMORY, regular, why
 from base.writing import write_whole
 from corpora.readers import RECORDS, Document, count_endings, inside, kind_of, text_of, walk
 
-DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 GAP = 4                        # white pixels between two pictures of a sheet
 
 # -----------------------------------------------------------------------------
@@ -110,35 +109,6 @@ def read_images(source, counts):
         latent = partial(image_patches, path, source.image_size, source.patch, source.channels)
         yield Document(text, latent, group=file_name, place=path)
     counts.update(count_endings(passed))
-
-
-def read_digits(source):
-    """ scikit-learn's handwritten digits, 8 x 8 pixels, which are part of its package. Each has
-    four captions: the digit, and how bold its strokes are, in thirds of that digit's images. """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ValueError('input=digits: pip install scikit-learn') from None
-
-    found = load_digits()
-    images = found.images.astype(np.float32)                             # (n, 8, 8), 0 to 16
-    labels = found.target                                                # (n,)
-
-    # how much ink an image has, and the limits of the thirds for each digit
-    ink = images.sum((1, 2))
-    limits = [np.quantile(ink[labels == digit], (1 / 3, 2 / 3)) for digit in range(10)]
-
-    # four documents of each image
-    for i, (image, label) in enumerate(zip(images, labels)):
-        digit = DIGITS[label]
-        strokes = ('thin', 'plain', 'bold')[np.searchsorted(limits[label], ink[i])]
-        article = 'an' if digit == 'eight' else 'a'
-        captions = (f'{article} {digit}', f'a {strokes} {digit}', f'the digit {digit}',
-                    f'the digit {digit} in {strokes} strokes')
-
-        latent = partial(to_patches, image[..., None] / 8 - 1, source.patch)
-        for text in captions:
-            yield Document(text, latent, group=f'digit {i}')
 
 # -----------------------------------------------------------------------------
 # Pictures in and out of a run that was trained on images

@@ -14,8 +14,7 @@ its validation split. What holds the documents, and what brings their latents al
     input='builtin'   builtin.py: documentation on this machine
     hub_dataset       hub.py: datasets of the hub, by name
     latents_from      latents.py: texts whose latents exist already
-    image_size        images.py: images with captions, scikit-learn's digits among them;
-                      icons.py: icons and their names
+    image_size        images.py: images with captions; icons.py: icons and their names
     import_dir        latents.py: the layout of earlier systems
 
 The hash of a document decides whether it is train or val, before it is cut, unless the source says
@@ -235,9 +234,7 @@ def read(source, counts):
         return read_earlier(source)
     if source.image_size:
         from corpora.icons import read_icons
-        from corpora.images import read_digits, read_images
-        if source.input == 'digits':
-            return read_digits(source)
+        from corpora.images import read_images
         if is_icons(source):
             return read_icons(icon_files(source.input, counts), source, counts)
         return read_images(source, counts)

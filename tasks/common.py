@@ -84,9 +84,9 @@ class Context:
     def sampling_knobs(self, **changed):
         return SamplingKnobs(**self.sampling | changed)
 
-    def show_written(self, written):
+    def show_written(self, texts, written):
         """ For a reader: each text, and what was written from its latent. """
-        self.shown += [f'   {text}\n-> {out}\n' for text, out in zip(self.texts, written)]
+        self.shown += [f'   {text}\n-> {out}\n' for text, out in zip(texts, written)]
 
 
 # -----------------------------------------------------------------------------

@@ -6,23 +6,27 @@ Several parts of what is held out are measured, and the figures of each begin wi
     val         new names, where the pictures are icons
     pairs       names that other sets have: the missing icon of a set
     sets        whole sets that are new: their pictures are named
-    shared      of pairs and sets (else of val) captions of a name that many training pictures have,
-                without a set
+    shared      of all of these the captions without a set, of a name that many training pictures
+                have
+A part of fewer than two pictures is left out. val_n and the like: pictures of a part that has fewer
+than are asked for.
+
 Pictures made from captions (val, pairs, shared)
     named           %, of those whose name the judge knows: it gives them that name
-    words           of the words of a name that it knows, the % that it sees
+    words           of the words of the captions that it knows, the % that it sees
     style           %, of those whose caption names a set: it says that they are of that set
     distance        from the right picture. Of all pixels, the root mean square in grey levels
     nearest         distance from the nearest training picture: are they copies?
-    frechet, precision, coverage    of the judge's features, against other real pictures
+    frechet, precision, coverage    of the judge's features, against the other real pictures of the
+                    part, where there are some
     variety         distance between two pictures of one caption
 Captions written from pictures (val, pairs, sets)
     exact, f1       the name, %, and the sets of words
     any             %: a name that this very drawing has in some set
 Both from noise
-    both_named, both_words          does the picture show what its name says?
+    both_named, both_words, both_style      does the picture show what its caption says?
 Pictures whose left half is given, with a caption (of the part pairs, else val)
-    half_distance, half_named, half_words       distance: of the right half
+    half_named, half_words, half_style, half_distance       distance: of the right half
 
 Controls
     real            the right pictures; frechet: the floor; variety: of two training pictures
@@ -37,123 +41,137 @@ Controls
     lead            over near_set, nearest or alone, picture by picture
 images.npz has the first 100 of each kind.
 """
+import math
 from collections import Counter, defaultdict
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
 
+from base.console import progress_bar, warn
 from corpora.images import images_of, pixels
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import BOTH, Needs
-from tasks.common import (Figures, Task, chosen_rows, derangement, open_split, progress_bar,
-                          train_texts)
+from tasks.common import Figures, Task, chosen_rows, derangement, open_split, train_texts
 from tasks.judge import parse, train_judge
 from tasks.measures import word_f1
 from tasks.t2l import ridge
 from tasks.unconditional import describe_latents, text_first
 
 DRAWN = ('val', 'pairs', 'shared')         # parts whose captions are drawn,
-WRITTEN = ('val', 'pairs', 'sets')         # and whose pictures are named
+WRITTEN = ('val', 'pairs', 'sets')         # and whose pictures are named: those that are splits
 N_KEPT = 100                   # of each kind, in images.npz
-N_OTHERS = 4000                # real pictures of a split that made ones are compared with
+N_OTHERS = 4000                # real pictures of a part that drawn ones are compared with
 N_FITTED = 20_000              # training pictures: what each set looks like, and half and half
 BLOCK = 8192                   # training pictures that are read at a time
 
 
 def prepare(run, knobs):
     images_of(run)
-    return {}                                              # for all points of a sweep
+    return {}                                              # `known` fills it
+
+
+def known(run, ctx):
+    """ The Training and {name: Part}, made once: for all points of a sweep. """
+    if not ctx.prepared:
+        train = Training(run, ctx.folder, ctx.knobs['seed'])
+        ctx.prepared |= dict(train=train, parts=parts_of(run, ctx, train))
+    return ctx.prepared['train'], ctx.prepared['parts']
 
 
 def measure(run, ctx):
-    seed = ctx.knobs['seed']
-    train = training(run, ctx.folder, seed)
-    parts = parts_of(run, ctx, train.judge.classes)
+    train, parts = known(run, ctx)
     figures = Figures(ctx.n)
-
-    # what a regression draws, of the captions of all parts at once, and of training pictures
-    rows = chosen_rows(len(train.data), N_FITTED, seed)
-    tokens = [part.tokens for part in parts.values()] + [train.data.rows(rows)[0]]
-    found = ridge(run, ctx.folder, torch.cat(tokens)).split([len(some) for some in tokens])
-    regressed = dict(zip(parts, found))
-
     for name, part in parts.items():
-        if run.can('t2l') and name in DRAWN:
-            enter_drawn(run, ctx, figures, train, part, regressed[name])
-        if run.can('l2t') and name in WRITTEN:
-            enter_written(run, ctx, figures, train, part)
+        if len(part.texts) < ctx.n:
+            figures.enter('', {f'{name}_n': len(part.texts)})
+
+    if run.can('t2l') or run.can('complete'):
+        enter_drawings(run, ctx, figures, train, parts)
+    if run.can('l2t'):
+        for name in WRITTEN:
+            if name in parts:
+                enter_written(run, ctx, figures, train, parts[name])
     if run.can('unconditional'):
         enter_both(run, ctx, figures, train.judge)
-    if run.can('complete'):
-        part = parts.get('pairs', parts['val'])
-        halves = Halves(train.data.raw_latents(rows), found[-1])
-        enter_halves(run, ctx, figures, train, part, halves, regressed[part.name])
-
     ctx.arrays = {name: np.array(some[:N_KEPT]) for name, some in ctx.arrays.items()}
     return figures
 
+
+def enter_as(figures, prefix, control, found):
+    """ Enters {metric: value} by names that begin with a prefix. """
+    figures.enter(control, {f'{prefix}_{metric}': value for metric, value in found.items()})
+
 # -----------------------------------------------------------------------------
-# What is measured, and what is known
+# The parts
 
 class Part:
-    """ Rows that are held out: n captions, their tokens and names, raw latents, pictures. """
+    """ Pictures that are held out, n at most: captions, their tokens, sets and names, raw latents
+    (n, N, D), pictures `real`, and pictures `others` of the same kind. """
 
-    def __init__(self, run, ctx, name, chosen):
-        """ chosen: [(a split, its rows)], of which n are drawn at random; the others are what made
-        pictures are compared with. """
+    def __init__(self, run, ctx, name, pool):
+        """ pool: [(a split, its row)], of which n are drawn at random. Others that are the same
+        picture, with another caption, are left out. """
         self.name = name
-        self.tokens = torch.cat([data.rows(rows)[0] for data, rows in chosen])
-        raw = torch.cat([data.raw_latents(rows) for data, rows in chosen])
-        order = chosen_rows(len(raw), ctx.n + N_OTHERS, ctx.knobs['seed'])
-        self.others = pixels(run, raw[order[ctx.n:]])
-        order = order[:ctx.n]
-        self.raw = raw[order]
-        self.tokens = self.tokens[order]
+        order = chosen_rows(len(pool), ctx.n + N_OTHERS, ctx.knobs['seed'])
+        picked = [pool[i] for i in order]
+        raw = torch.cat([data.raw_latents([row]) for data, row in picked])
+        self.raw = raw[:ctx.n]
         self.real = pixels(run, self.raw)
+        self.tokens = torch.cat([data.rows([row])[0] for data, row in picked[:ctx.n]])
         self.texts = run.decode(self.tokens)
         self.sets, self.names = zip(*map(parse, self.texts))
 
+        ours = {bytes_of(z) for z in self.raw}
+        self.others = pixels(run, raw[[bytes_of(z) not in ours for z in raw]])
+        if len(self.others) < 2:
+            warn(f'{name}: all {len(self.raw)} pictures are measured, so no other ones are left to '
+                 'compare drawn ones with: a smaller --n leaves some')
 
-def parts_of(run, ctx, classes):
-    """ {name: Part} of what the dataset has. """
-    if ctx.prepared:
-        return ctx.prepared
 
-    # each split, and what its captions say
-    held_out = {}
+def bytes_of(z):
+    """ Latents as the key of a dict. """
+    return z.numpy().tobytes()
+
+
+def parts_of(run, ctx, train):
+    """ {name: Part} of what the dataset has, but for those of fewer than two pictures. """
+    # each split: its rows, and what their captions say
+    pools = {}
+    captions = {}
     for split in WRITTEN:
         if split in run.meta['splits']:
             data = open_split(run, ctx.folder, split)
-            texts = [run.tokenizer.decode(data.ids(i)) for i in range(len(data))]
-            held_out[split] = data, texts
-            rows = np.arange(len(data))
-            if split == 'pairs':
-                rows = rows[[bool(parse(text)[0]) for text in texts]]
-            ctx.prepared[split] = Part(run, ctx, split, [(data, rows)])
+            pools[split] = [(data, i) for i in range(len(data))]
+            captions[split] = [run.tokenizer.decode(data.ids(i)) for i in range(len(data))]
 
-    # names that the judge knows, without a set
-    if len(held_out) > 1:
-        del held_out['val']
-    chosen = []
-    for data, texts in held_out.values():
-        name, of_set, _ = classes.of(texts)
-        is_plain = [not parse(text)[0] for text in texts]
-        chosen.append((data, np.flatnonzero((name >= 0).numpy() & is_plain)))
-    if sum(len(rows) for _, rows in chosen) > 1:
-        ctx.prepared['shared'] = Part(run, ctx, 'shared', chosen)
-    return ctx.prepared
+    # captions without a set, of names that the judge knows
+    if run.can('t2l'):
+        pools['shared'] = []
+        for split, texts in captions.items():
+            name, _, _ = train.judge.classes.of(texts)
+            for row, text, number in zip(pools[split], texts, name.tolist()):
+                if number >= 0 and not parse(text)[0]:
+                    pools['shared'].append(row)
 
+    # of pairs those that name their set
+    if 'pairs' in pools:
+        pools['pairs'] = [row for row, text in zip(pools['pairs'], captions['pairs'])
+                          if parse(text)[0]]
+    return {name: Part(run, ctx, name, pool) for name, pool in pools.items() if len(pool) > 1}
+
+# -----------------------------------------------------------------------------
+# The training pictures
 
 class Training:
-    """ The training pictures, and a judge that has learned from them. """
+    """ The training pictures and their captions, and what is known from them. """
 
     def __init__(self, run, folder, seed):
         self.run = run
+        self.seed = seed
         self.data = open_split(run, folder, 'train')
         self.rng = np.random.Generator(np.random.Philox(seed))
         self.captions = list(train_texts(run, folder))
-        self.judge = train_judge(run, self.data, self.captions, seed)
 
         # {name: its rows}, and {word: names with it}
         self.sets, names = zip(*map(parse, self.captions))
@@ -165,13 +183,25 @@ class Training:
             for word in set(name):
                 self.names_with[word].append(name)
 
-        # {set: what it looks like}, the mean features of its pictures among some
-        rows = chosen_rows(len(self.data), N_FITTED, seed)
+    @cached_property
+    def judge(self):
+        """ A Judge that has learned from them, where one is asked. """
+        return train_judge(self.run, self.data, self.captions, self.seed)
+
+    @cached_property
+    def look(self):
+        """ {set: what it looks like}: the mean features of its pictures, among some. """
+        rows = self.fitted_rows
         features = self.judge.features(self.pictures(rows)).squeeze(1)
         rows_of_set = defaultdict(list)
         for i, row in enumerate(rows):
             rows_of_set[self.sets[row]].append(i)
-        self.look = {of_set: features[some].mean(0) for of_set, some in rows_of_set.items()}
+        return {of_set: features[some].mean(0) for of_set, some in rows_of_set.items() if of_set}
+
+    @property
+    def fitted_rows(self):
+        """ N_FITTED rows at random, or all. """
+        return chosen_rows(len(self.data), N_FITTED, self.seed)
 
     def pictures(self, rows):
         return pixels(self.run, self.data.raw_latents(rows))
@@ -192,8 +222,7 @@ class Training:
     def row_of_near_set(self, name, of_set):
         """ The row of a name in the set that looks most like this one; None where there is none.
         """
-        rows = [row for row in self.rows_of[name]
-                if self.sets[row] in self.look and self.sets[row]]
+        rows = [row for row in self.rows_of[name] if self.sets[row] in self.look]
         if not rows or of_set not in self.look:
             return None
         here = self.look[of_set]
@@ -212,13 +241,10 @@ class Training:
             near, at = torch.cdist(x, y).min(1)
             best_at = torch.where(near < best, at + first, best_at)
             best = torch.minimum(near, best)
-        return 127.5 * best / x.shape[1] ** 0.5, best_at
 
-
-@lru_cache(1)
-def training(run, folder, seed):
-    """ The Training, once for all points of a sweep. """
-    return Training(run, folder, seed)
+        # cdist is inexact where two are nearly the same
+        y = self.data.raw_latents(best_at.numpy())[:, given].flatten(1)
+        return 127.5 * (x - y).square().mean(1).sqrt(), best_at
 
 
 def distance(a, b):
@@ -228,86 +254,116 @@ def distance(a, b):
     return np.sqrt((difference ** 2).mean((1, 2, 3)))
 
 # -----------------------------------------------------------------------------
+# What the judge says
+
+def judged(judge, pictures, texts):
+    """ {metric: values}: does the judge see in n pictures what their captions say? """
+    name, of_set, has_word = judge.classes.of(texts)
+    seen_name, seen_set, seen_words = judge.of(pictures)
+    n_seen = (seen_words & has_word).sum(1)
+    found = {}
+    if (name >= 0).any():
+        found['named'] = 100.0 * (seen_name == name)[name >= 0]
+    if has_word.any():
+        found['words'] = 100.0 * n_seen.numpy(), has_word.sum(1).numpy()
+    if (of_set >= 0).any():
+        found['style'] = 100.0 * (seen_set == of_set)[of_set >= 0]
+    return found
+
+
+def described(judge, pictures, others):
+    """ {metric: value}: how like other pictures are they, by the judge's features? """
+    if len(others) < 2:
+        return {}
+    found = describe_latents(judge.features(pictures), judge.features(others))
+    return {name: found[name] for name in ('frechet', 'precision', 'coverage')}
+
+# -----------------------------------------------------------------------------
 # Pictures from captions
+
+def enter_drawings(run, ctx, figures, train, parts):
+    """ Whole pictures of each part, and halves. """
+    # what a regression draws of all captions at once, those of training pictures among them
+    parts = {name: part for name, part in parts.items() if name in DRAWN}
+    rows = train.fitted_rows
+    tokens = [part.tokens for part in parts.values()]
+    tokens.append(train.data.rows(rows)[0])
+    *found, of_training = ridge(run, ctx.folder, torch.cat(tokens)).split(list(map(len, tokens)))
+    regressed = dict(zip(parts, found))
+
+    made = {}
+    if run.can('t2l'):
+        for name, part in parts.items():
+            made[name] = enter_drawn(run, ctx, figures, train, part, regressed[name])
+    if run.can('complete') and run.net.model.config.n_latents > 1:
+        part = parts.get('pairs', parts['val'])
+        halves = Halves(train.data.raw_latents(rows), of_training)
+        enter_halves(run, ctx, figures, train, part, halves, regressed[part.name],
+                     alone=made.get(part.name))
+
 
 def draw(run, ctx, part, rows=slice(None), **knobs):
     return pixels(run, run.embed(part.tokens[rows], **ctx.sampling | knobs))
 
 
 def enter_drawn(run, ctx, figures, train, part, regressed):
-    judge = train.judge
-
-    def enter(control, found):
-        enter_as(figures, part.name, control, found)
-
-    # what the run draws
-    n = len(part.texts)
-    num_samples = 2 if part.name == 'shared' else 1
-    raw = run.embed(part.tokens, num_samples=num_samples, **ctx.sampling).clamp(-1, 1)
-    raw, again = raw[::num_samples], raw[1::2]
+    """ Enters the figures of what is drawn, which it returns. """
+    # what the run draws, and what could be drawn without it
+    raw = run.embed(part.tokens, **ctx.sampling).clamp(-1, 1)
     made = pixels(run, raw)
-
-    # and what could be drawn without it
-    nearest = [train.nearest_name(name) for name in part.names]
-    copies = np.concatenate([train.some_rows(name, 1) for name in nearest])
-    means = [train.pictures(train.rows_of[name]).mean(0) for name in nearest]
+    names = [train.nearest_name(name) for name in part.names]
+    means = {name: train.pictures(train.rows_of[name]).mean(0) for name in set(names)}
     pictures = {
         '': made,
         'real': part.real,
-        'shuffled': made[derangement(n, ctx.knobs['seed'])],
+        'shuffled': made[derangement(len(made), ctx.knobs['seed'])],
         'null': draw(run, ctx, part, guidance=0.0),
         'ridge': pixels(run, regressed),
-        'mean': np.stack(means).round().astype(np.uint8),
-        'copy': train.pictures(copies)}
+        'mean': np.stack([means[name] for name in names]).round().astype(np.uint8),
+        'copy': train.pictures(np.concatenate([train.some_rows(name, 1) for name in names]))}
+
     for control, some in pictures.items():
-        found = judged(judge, some, part.texts) | described(judge, some, part.others)
+        found = judged(train.judge, some, part.texts)
+        found |= described(train.judge, some, part.others)
         if control != 'real':
             found['distance'] = distance(some, part.real)
-        enter(control, found)
+        enter_as(figures, part.name, control, found)
         ctx.arrays[f'{part.name}_{control or "made"}'] = some
     ctx.arrays[f'{part.name}_texts'] = part.texts
 
     # are they copies?
     for control, some in (('', raw), ('real', part.raw)):
-        enter(control, {'nearest': train.nearest(some)[0]})
+        enter_as(figures, part.name, control, {'nearest': train.nearest(some)[0]})
 
     if part.name == 'pairs':
-        # the same name in the set that is most like
-        rows = [train.row_of_near_set(*one) for one in zip(nearest, part.sets)]
-        here = np.flatnonzero([row is not None for row in rows])
-        same = train.pictures([rows[i] for i in here])
-        far = distance(same, part.real[here])
-        enter('near_set', {'distance': far, **judged(judge, same, [part.texts[i] for i in here])})
-        enter('lead', {'distance': distance(made[here], part.real[here]) - far})
-
+        enter_near_set(figures, train, part, names, made)
     if part.name == 'shared':
-        # two of a name
-        two = [some for some in (train.some_rows(name, 2) for name in nearest) if some is not None]
-        one, other = map(train.pictures, zip(*two))
-        enter('real', {'variety': distance(one, other)})
-        enter('', {'variety': distance(made, pixels(run, again))})
+        enter_variety(run, ctx, figures, train, part, names, made)
+    return made
 
 
-def enter_as(figures, prefix, control, found):
-    """ Enters {metric: value} by names that begin with a prefix. """
-    figures.enter(control, {f'{prefix}_{metric}': value for metric, value in found.items()})
+def enter_near_set(figures, train, part, names, made):
+    """ The same names in the sets that are most like those asked for. """
+    rows = [train.row_of_near_set(*one) for one in zip(names, part.sets)]
+    here = [i for i, row in enumerate(rows) if row is not None]
+    if not here:
+        return
+    same = train.pictures([rows[i] for i in here])
+    far = distance(same, part.real[here])
+    found = judged(train.judge, same, [part.texts[i] for i in here])
+    enter_as(figures, part.name, 'near_set', {'distance': far, **found})
+    lead = distance(made[here], part.real[here]) - far
+    enter_as(figures, part.name, 'lead', {'distance': lead})
 
 
-def judged(judge, pictures, texts):
-    """ {metric: values}: does the judge see in n pictures what their captions say? """
-    name, of_set, has_word = judge.classes.of(texts)
-    seen_name, seen_set, seen_words = judge.of(pictures)
-    found = {
-        'named': 100.0 * (seen_name == name)[name >= 0],
-        'words': (100.0 * (seen_words & has_word).sum(1), 1.0 * has_word.sum(1)),
-        'style': 100.0 * (seen_set == of_set)[of_set >= 0]}
-    return {metric: values for metric, values in found.items() if len(values)}
-
-
-def described(judge, pictures, others):
-    """ {metric: value}: how like other pictures are they, by the judge's features? """
-    found = describe_latents(judge.features(pictures), judge.features(others))
-    return {name: found[name] for name in ('frechet', 'precision', 'coverage')}
+def enter_variety(run, ctx, figures, train, part, names, made):
+    """ Two pictures of each caption, and two training pictures of its name. """
+    again = draw(run, ctx, part, seed=ctx.knobs['seed'] + 1)
+    enter_as(figures, part.name, '', {'variety': distance(made, again)})
+    two = [rows for rows in (train.some_rows(name, 2) for name in names) if rows is not None]
+    if two:
+        one, other = (train.pictures(rows) for rows in zip(*two))
+        enter_as(figures, part.name, 'real', {'variety': distance(one, other)})
 
 # -----------------------------------------------------------------------------
 # Captions from pictures
@@ -321,11 +377,11 @@ def enter_written(run, ctx, figures, train, part):
     names_of = defaultdict(set)
     for i in range(len(data)):
         _, name = parse(run.tokenizer.decode(data.ids(i)))
-        names_of[data.raw_latents([i]).numpy().tobytes()].add(name)
-    all_names = [names_of[one.numpy().tobytes()] for one in part.raw.split(1)]
+        names_of[bytes_of(data.raw_latents([i]))].add(name)
+    all_names = [names_of[bytes_of(z)] for z in part.raw]
 
     written = {'': write()}
-    if run.net.is_causal and run.net.fills_masks:
+    if run.net.is_causal and run.net.fills_masks and not ctx.knobs['sampler']:
         written['diffusion'] = write(sampler='confidence')
     other = derangement(len(part.texts), ctx.knobs['seed'])
     written['shuffled'] = [written[''][i] for i in other]
@@ -342,7 +398,7 @@ def enter_written(run, ctx, figures, train, part):
     figures.enter_with_lead(measured, 'nearest')
     ctx.arrays |= {f'{part.name}_texts': part.texts, f'{part.name}_real': part.real,
                    f'{part.name}_written': written['']}
-    ctx.show_written(written[''])
+    ctx.show_written(part.texts, written[''])
 
 # -----------------------------------------------------------------------------
 # Both from noise
@@ -352,13 +408,13 @@ def enter_both(run, ctx, figures, judge):
     pictures = pixels(run, raw)
     other = derangement(ctx.n, ctx.knobs['seed'])
     pairs = {'': (texts, pictures), 'shuffled': (texts, pictures[other])}
-    if run.net.is_causal:
-        tokens, raw = text_first(run, ctx.n, ctx.sampling_knobs(sampler='autoregressive',
-                                                                block_size=0))
+    if run.net.is_causal and not ctx.knobs['sampler']:
+        knobs = ctx.sampling_knobs(sampler='autoregressive', block_size=0)
+        tokens, raw = text_first(run, ctx.n, knobs)
         pairs['text_first'] = run.decode(tokens), pixels(run, raw)
-    for control, (texts, some) in pairs.items():
-        enter_as(figures, 'both', control, judged(judge, some, texts))
-    ctx.arrays |= dict(both_texts=pairs[''][0], both_made=pictures)
+    for control, (captions, some) in pairs.items():
+        enter_as(figures, 'both', control, judged(judge, some, captions))
+    ctx.arrays |= dict(both_texts=texts, both_made=pictures)
 
 # -----------------------------------------------------------------------------
 # The right half of a picture, from its left half and a caption
@@ -368,8 +424,9 @@ class Halves:
     (raw less regressed) of the right one on that of the left one. """
 
     def __init__(self, raw, regressed):
-        side = int(raw.shape[1] ** 0.5)
+        side = math.isqrt(raw.shape[1])                                  # patches
         self.given = torch.arange(side).repeat(side) < side // 2         # (N,)
+        self.share = side // 2 / side                                    # of the width
         left, right = self.split(raw - regressed)
         penalty = torch.eye(left.shape[1])
         self.M = torch.linalg.solve(left.T @ left + penalty, left.T @ right)
@@ -389,35 +446,43 @@ class Halves:
         rest = (left @ self.M).view_as(raw[:, ~self.given])
         return self.joined(raw, regressed[:, ~self.given] + rest)
 
+    def distance(self, a, b):
+        """ Of the right halves of pictures. """
+        first = round(self.share * a.shape[2])
+        return distance(a[:, :, first:], b[:, :, first:])
 
-def enter_halves(run, ctx, figures, train, part, halves, regressed):
+
+def enter_halves(run, ctx, figures, train, part, halves, regressed, alone):
+    """ alone: pictures of the same captions that were drawn without the half, or None. """
+    # the right half: drawn, and without the run
     given = halves.given.expand(len(part.raw), -1)
     _, rows = train.nearest(part.raw, halves.given)
     nearest = train.data.raw_latents(rows.numpy())[:, ~halves.given]
     made = {
         '': run.complete(part.raw, given, part.tokens, **ctx.sampling),
-        'alone': run.embed(part.tokens, **ctx.sampling),
         'ridge': halves.regressed(part.raw, regressed),
-        'nearest': halves.joined(part.raw, nearest),
-        'real': part.raw}
+        'nearest': halves.joined(part.raw, nearest)}
     pictures = {control: pixels(run, raw) for control, raw in made.items()}
-    S = part.real.shape[1]
-    far = {control: distance(some[:, :, S // 2:], part.real[:, :, S // 2:])
-           for control, some in pictures.items()}
+    if alone is not None:
+        pictures['alone'] = alone
+
+    far = {control: halves.distance(some, part.real) for control, some in pictures.items()}
     for control, some in pictures.items():
         found = judged(train.judge, some, part.texts)
-        if control != 'real':
-            found['distance'] = far[control]
-        enter_as(figures, 'half', control, found)
-    enter_as(figures, 'half', 'lead', {'distance': far[''] - far['alone']})
-    ctx.arrays |= dict(half_texts=part.texts, half_made=pictures[''], half_real=part.real)
+        enter_as(figures, 'half', control, found | {'distance': far[control]})
+    enter_as(figures, 'half', 'real', judged(train.judge, part.real, part.texts))
+    if alone is not None:
+        enter_as(figures, 'half', 'lead', {'distance': far[''] - far['alone']})
+    left_alone = halves.joined(part.raw, 0.0)
+    ctx.arrays |= dict(half_texts=part.texts, half_given=pixels(run, left_alone),
+                       half_made=pictures[''], half_real=part.real)
 
 # -----------------------------------------------------------------------------
 # A sweep draws the captions of one part
 
 def part_of_sweep(run, ctx):
-    train = training(run, ctx.folder, ctx.knobs['seed'])
-    parts = parts_of(run, ctx, train.judge.classes)
+    train, parts = known(run, ctx)
+    run.check('t2l')
     return train, parts.get('shared', parts['val'])
 
 
@@ -427,7 +492,7 @@ def generate(run, ctx, rows=slice(None), **knobs):
     return draw(run, ctx, part, rows, **knobs)
 
 
-def judge(run, ctx, made):
+def judge_drawings(run, ctx, made):
     """ {metric: value} of pictures made from all captions. """
     train, part = part_of_sweep(run, ctx)
     return judged(train.judge, made, part.texts) | described(train.judge, made, part.others)
@@ -435,4 +500,4 @@ def judge(run, ctx, made):
 
 TASK = Task(
     Needs(BOTH), (*TEXT_KNOBS, *LATENT_KNOBS), measure,
-    prepare=prepare, generate=generate, judge=judge, takes_two=True)
+    prepare=prepare, generate=generate, judge=judge_drawings, takes_two=True)

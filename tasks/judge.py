@@ -4,6 +4,7 @@ what a picture shows, and its features tell real pictures from others.
 
     judge = train_judge(run, train, captions, seed)
     name, of_set, words = judge.of(pictures)   # (n,), (n,), and (n, W) bool: the likeliest
+                                               # name, set, and N_SEEN words
     judge.features(pictures)                   # (n, 1, FEATURES)
 
 A caption is "heart", "a heart" or "tabler: heart": it may begin with the set of its picture. Names
@@ -16,16 +17,16 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from base.console import progress_bar
 from corpora.icons import thing_of
 from corpora.images import images_of, pixels
 from corpora.words import words
-from tasks.common import progress_bar
 
 MANY = 40                      # sets, or captions where none names a set, of a name that is a class
 MANY_WORDS = 100               # captions of a word or a set that is one
-N_SEEN = 5                     # words that a judge sees in a picture
+N_SEEN = 5                     # words that a judge sees in a picture, or half of all, if fewer
 FEATURES = 256
-STEPS = 4000
+STEPS = 4000                   # of training
 BATCH = 64
 LARGEST_SHIFT = 2              # pixels by which training pictures are moved
 
@@ -50,9 +51,10 @@ class Classes:
             n_names[thing_of(said)] += 1
             n_words.update(set(said))
             n_sets[of_set] += 1
-        n_sets.pop('', None)
+        n_sets.pop('', None)                                 # captions without a set
         if n_sets:
             n_names = {name: len(sets - {''}) for name, sets in sets_of.items()}
+        n_names.pop((), None)                                # captions without a word
 
         # {what: the number of its class}
         self.names = numbered(name for name, n in n_names.items() if n >= MANY)
@@ -91,7 +93,7 @@ class Judge(nn.Module):
         self.classes = classes
         self.trunk = nn.Sequential(
             *conv(channels, 32, 5, stride=2),
-            *conv(32, 64, 3), nn.MaxPool2d(2),
+            *conv(32, 64, 3), nn.MaxPool2d(2, ceil_mode=True),
             *conv(64, 128, 3), nn.AdaptiveMaxPool2d(4),
             nn.Flatten(), nn.Dropout(0.3), nn.Linear(16 * 128, FEATURES), nn.ReLU())
         self.dropout = nn.Dropout(0.3)
@@ -113,10 +115,11 @@ class Judge(nn.Module):
         return torch.cat(self.in_parts(self.trunk, pictures)).cpu()[:, None]
 
     def of(self, pictures):
-        """ The likeliest name (n,) and set (n,), and the N_SEEN likeliest words (n, W) bool. """
+        """ The likeliest name (n,) and set (n,), and the likeliest words (n, W) bool. """
         parts = zip(*self.in_parts(self, pictures))
         name, has_word, of_set = (torch.cat(some).cpu() for some in parts)
-        best = has_word.topk(min(N_SEEN, has_word.shape[1]), dim=1).indices
+        n_seen = min(N_SEEN, (has_word.shape[1] + 1) // 2)
+        best = has_word.topk(n_seen, dim=1).indices
         seen = torch.zeros_like(has_word, dtype=torch.bool).scatter(1, best, True)
         return likeliest(name), likeliest(of_set), seen
 
@@ -139,12 +142,14 @@ def loss_of(said, name, has_word, of_set):
     return loss / len(of_words)
 
 
-def train_judge(run, train, captions, seed, steps=STEPS):
-    """ A Judge that has learned from the pictures of a split, which have these captions. """
+def train_judge(run, train, captions, seed):
+    """ A Judge that has learned from the pictures of a split, which have these captions. ValueError
+    where these have hardly a word in common. """
     classes = Classes(captions)
     if not classes.words:
         raise ValueError(f'{train.folder}: no word is in the captions of {MANY_WORDS} training '
-                         'pictures: too few to learn what pictures show')
+                         'pictures, too few to learn what pictures show: leave image out of '
+                         '--tasks')
     name, of_set, has_word = classes.of(captions)
     device = run.net.device
 
@@ -154,13 +159,14 @@ def train_judge(run, train, captions, seed, steps=STEPS):
     if not len(of_class):
         of_class = some
 
-    # the caller's generator stays as it is
-    with torch.random.fork_rng(devices=[]):
+    # the caller's generators stay as they are
+    cards = [device] if device.type == 'cuda' else []
+    with torch.random.fork_rng(cards):
         torch.manual_seed(seed)
         judge = Judge(images_of(run)['channels'], classes).to(device)
         optimizer = torch.optim.AdamW(judge.parameters(), lr=2e-3, weight_decay=0.05)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for _ in progress_bar(range(steps), desc='training the judge'):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+        for _ in progress_bar(range(STEPS), desc='training the judge'):
             rows = torch.cat([one[torch.randint(len(one), (BATCH // 2,))]
                               for one in (of_class, some)])
             x = as_input(pixels(run, train.raw_latents(rows.numpy())))

@@ -52,7 +52,7 @@ def measure(run, ctx):
     figures.enter('', {'n_near': count_near(ctx.texts, train_texts(run, ctx.folder))})
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, RIVAL)
-    ctx.show_written(written[''])
+    ctx.show_written(ctx.texts, written[''])
     return figures
 
 

@@ -26,7 +26,7 @@ def measure(run, ctx):
     written = l2t.write_with_controls(run, ctx)
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, l2t.RIVAL)
-    ctx.show_written(written[''])
+    ctx.show_written(ctx.texts, written[''])
     return figures
 
 

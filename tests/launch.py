@@ -222,11 +222,11 @@ print(json.dumps(answers))
 """
 
 
-def run_together(*commands, cwd=ROOT):
+def run_together(*commands, cwd=ROOT, before=''):
     """ As run_each, but all in one process, which imports the modules once: where the process is
-    not what is tested. """
+    not what is tested. `before` is code that runs first in it. """
     commands = [[str(ROOT / script), *map(str, args)] for script, *args in commands]
-    result = finished(TOGETHER, ['-c'], json.dumps(commands), cwd=cwd,
+    result = finished(before + TOGETHER, ['-c'], json.dumps(commands), cwd=cwd,
                       env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])

@@ -46,7 +46,7 @@ NOT_RUN = (
     'python evaluate.py config/captions.py --out_dir=weights/captions',
     # test_weights.py, test_examples.py, test_image.py, test_bench.py
     'python sample.py --out_dir=weights/', 'python examples/',
-    'python evaluate.py config/image_text.py', 'python plot.py config/image_text.py',
+    'python evaluate.py config/icons.py', 'python plot.py config/icons.py',
     'python bench.py', 'python evaluate.py config/molecules.py',     # of fingerprints
 )
 
@@ -329,7 +329,7 @@ def in_order(commands):
 
 
 def test_every_command_runs_at_a_tiny_size(here):
-    for library in ('sklearn', 'PIL', 'matplotlib', 'resvg_py'):
+    for library in ('PIL', 'matplotlib', 'resvg_py'):
         pytest.importorskip(library, reason='pip install -r tests/requirements.txt')
     write_inputs()
     rows = in_order(ALL)

@@ -101,15 +101,54 @@ def test_a_dollar_in_a_name_is_a_dollar_and_a_damaged_sweep_is_one_line(here):
     assert_refused(no_calls, 'has no calls of l2t')
 
 
+def images(*names, n=2, channels=1):
+    """ Arrays of images.npz by their names: texts, or pictures that are told by their grey. """
+    found = {}
+    for i, name in enumerate(names):
+        is_text = name.endswith(('_texts', '_written'))
+        found[name] = np.full((n, 8, 8, channels), i, np.uint8)
+        if is_text:
+            found[name] = np.array([f'{name} {k} for $5 or $6' for k in range(n)])
+    return found
+
+
+def rows_drawn(arrays):
+    """ (texts, greys) of each row of the picture, of its first two columns. """
+    axes = np.array(plot.draw_images(arrays, plt).axes).reshape(-1, 10)
+    assert not any(axis.images for axis in axes[:, 2:].flat), 'there are two of each kind'
+    return [([axis.get_title().replace('\n', ' ') for axis in row[:2]],
+             {int(axis.images[0].get_array().max()) for axis in row[:2]}) for row in axes]
+
+
+def test_pictures_stand_under_their_captions_next_to_the_real_ones_and_the_controls():
+    names = ['shared_texts', 'shared_made', 'shared_real', 'shared_ridge', 'shared_copy',
+             'sets_written', 'sets_real', 'both_texts', 'both_made', 'half_texts', 'half_given',
+             'half_made', 'half_real']
+    less = ['val_texts', 'val_made', 'val_real', 'val_written']
+    found = rows_drawn(images(*names, *less))
+    assert [greys for _, greys in found] == [{1}, {2}, {3}, {4}, {6}, {8}, {10}, {11}, {12}]
+    titles = [texts[1].removesuffix(' 1 for $5 or $6') for texts, _ in found]
+    assert titles == ['shared_texts', '', '', '', 'sets_written', 'both_texts', 'half_texts', '',
+                      '']
+
+    # only what the file has, in colour too
+    found = rows_drawn(images(*less, channels=3))
+    assert [greys for _, greys in found] == [{1}, {2}, {2}]
+    found = rows_drawn(images('val_texts', 'val_real', 'val_written'))
+    assert [texts[0][:11] for texts, _ in found] == ['val_written']
+    with pytest.raises(ValueError, match='images.npz has none of the pictures'):
+        plot.draw_images(images('val_texts'), plt)
+
+
 @pytest.mark.parametrize('name, array', [
-    ('made', np.array(5)), ('made', np.zeros((2, 8, 8, 2))), ('made', np.zeros((3, 8, 8, 1))),
-    ('made', np.array(['a', 'b'])), ('made', np.zeros((2, 8, 8, 1), complex)),
-    ('captions', np.array(5)), ('captions', np.zeros(2))])
+    ('val_made', np.array(5)), ('val_made', np.zeros((2, 8, 8, 2))),
+    ('val_made', np.zeros((3, 8, 8, 1))), ('val_real', np.array(['a', 'b'])),
+    ('val_real', np.zeros((2, 8, 8, 1), complex)), ('val_texts', np.array(5)),
+    ('val_texts', np.zeros(2))])
 def test_pictures_of_another_form_are_refused(name, array):
-    arrays = dict(captions=np.array(['it costs $5 or $6', 'b']), made=np.zeros((2, 8, 8, 1)))
-    assert len(plot.draw_images(arrays, plt).axes) == 20
-    with pytest.raises(ValueError, match='images.npz: made is .*, with texts .*; run evaluate.py'):
-        plot.draw_images(arrays | {name: array}, plt)
+    arrays = images('val_texts', 'val_made', 'val_real') | {name: array}
+    with pytest.raises(ValueError, match='images.npz: val_.* is .*, with texts .*; run evaluate'):
+        plot.draw_images(arrays, plt)
 
 
 DAMAGED = [

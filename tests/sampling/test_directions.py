@@ -12,7 +12,7 @@ from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.run import NEEDS
 from sampling.solvers import SOLVERS
-from sampling.texts import write
+from sampling.texts import settle, write
 from tasks import TASKS
 from toys import EOS, FILL_MASKS, L, MASK, V, Known, Network, as_v, l2t, net_of, toy_run
 
@@ -41,6 +41,33 @@ def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_both_predict
     of_text, of_latent = map(set, zip(*net.model.clocks))
     assert of_text == clocks
     assert max(of_latent) == 1 and len(of_latent) == 6 and min(of_latent) > 0, 'no call at t = 0'
+
+
+@pytest.mark.parametrize('shape, is_of_text, guidance, steps', [
+    (dict(n_latents=4, spatial=True), True, 2.0, 16),
+    (dict(n_latents=4, spatial=True), False, 0, 32),
+    (dict(n_latents=4), True, 1.0, 32), (dict(n_latents=1), True, 1.0, 1),
+    (dict(n_latents=1), False, 0, 32)])
+def test_what_is_not_given_follows_from_the_direction(shape, is_of_text, guidance, steps):
+    tokens = torch.zeros(3, L, dtype=torch.int64) if is_of_text else None
+
+    def cost(**knobs):
+        net = net_of(Known(**shape))
+        z = make_latents(net, tokens, 3, SamplingKnobs(**knobs))
+        return z, net.row_calls / 3
+
+    # guidance 2 asks twice a step: with the text and without it
+    z, calls = cost()
+    assert calls == steps * (2 if guidance == 2 else 1)
+    expected, _ = cost(guidance=guidance, latent_steps=steps)
+    assert torch.equal(z, expected)
+    if is_of_text:
+        assert not torch.equal(z, cost(guidance=3.0)[0]), 'what is given is taken'
+
+    # a text, also one of a picture, is written with guidance 1
+    net = net_of(Known(**shape))
+    assert settle(net, SamplingKnobs(), from_latent=True)[1].guidance == 1
+    assert settle(net, SamplingKnobs(guidance=2.0), from_latent=True)[1].guidance == 2
 
 
 class Plans(Known):
