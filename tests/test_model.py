@@ -133,6 +133,20 @@ def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
     assert not Model(ModelConfig(**SMALL, bag=True))(*inputs())[1].any()
 
 
+def test_pictures_read_the_bag_but_where_a_text_is_read_from_left_to_right():
+    x, z, t, s = inputs(N=4)
+    model = randomised(n_latents=4, bag=True, spatial=True)
+    found = []
+    for weight in (model.bag_in.weight.detach().clone(), 0.0):
+        with torch.no_grad():
+            model.bag_in.weight.copy_(torch.as_tensor(weight))
+        found.append(model(x, z, t, s, n_causal=1))
+    (logits, latent), (without, latent_without) = found
+    assert torch.equal(logits[-1], without[-1]) and torch.equal(latent[-1], latent_without[-1])
+    assert (logits[:-1] - without[:-1]).abs().amax((1, 2)).min() > 1e-3
+    assert (latent[:-1] - latent_without[:-1]).abs().amax((1, 2)).min() > 1e-3
+
+
 def test_the_shortcut_adds_the_latents_it_maps_and_says_nothing_at_init():
     x, z, t, s = inputs()
     model = randomised(shortcut=True)

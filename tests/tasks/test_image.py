@@ -49,6 +49,7 @@ def make_small(put):
     put(icons, 'SET_SIZE', range(1, 999))
     put(icons, 'HELD_OUT', .2)
     put(judge, 'STEPS', 150)
+    put(judge, 'MANY', 3)
     put(judge, 'MANY_WORDS', 40)
 
 
@@ -213,13 +214,14 @@ def test_a_caption_may_name_a_set_and_its_article_goes():
 
 
 def test_a_class_is_what_many_captions_say(monkeypatch):
-    monkeypatch.setattr(judge, 'MANY', 3)
+    monkeypatch.setattr(judge, 'MANY', 2)
     monkeypatch.setattr(judge, 'MANY_WORDS', 4)
     captions = ['a: big heart', 'b: big heart filled', 'big big heart', 'a: heart', 'a: star',
                 'a star', 'big star', '...', '...', '...', 'big', 'big heart']
     classes = Classes(captions)
-    assert classes.names == {('big', 'heart'): 0}, 'three names, in any style; twice is another'
+    assert classes.names == {('big', 'heart'): 0}, 'of two sets, in any style; twice is another'
     assert classes.words == dict(big=0, heart=1) and classes.sets == {}
+    assert Classes(['a star', 'star', 'heart', '...', '...']).names == {('star',): 0}
     classes = Classes([*captions, 'a: moon'])
     assert classes.sets == dict(a=0)
     name, of_set, has_word = classes.of(['a: the big heart', 'big heart filled', 'c: star', '...'])
@@ -231,7 +233,7 @@ def test_a_class_is_what_many_captions_say(monkeypatch):
 def test_a_judge_learns_what_pictures_show_and_leaves_the_random_numbers_alone(
         size, channels, monkeypatch):
     monkeypatch.setattr(judge, 'STEPS', 20)
-    monkeypatch.setattr(judge, 'MANY', 30)
+    monkeypatch.setattr(judge, 'MANY', 1)
     monkeypatch.setattr(judge, 'MANY_WORDS', 30)
     rng = np.random.default_rng(0)
     is_bright = np.arange(60) % 2
@@ -265,7 +267,8 @@ def test_without_names_or_sets_that_many_have_words_alone_are_judged():
     assert len(blind.features(flat(0, 9)[:, :1, :1])) == 2, 'of one pixel'
 
 
-def test_of_what_the_judge_knows_it_counts_what_it_sees():
+def test_of_what_the_judge_knows_it_counts_what_it_sees(monkeypatch):
+    monkeypatch.setattr(judge, 'MANY', 1)
     classes = Classes(['a: big heart'] * 100 + ['b: star'] * 100)
     says = (torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]),
             torch.tensor([[True, False, True], [True, True, False], [False, False, True]]))
@@ -449,15 +452,18 @@ def test_the_image_task_has_every_figure_beside_its_controls(made):
         assert {f'{control}half_named', f'{control}half_distance'} <= {*found}
     assert {'both_words', 'text_first/both_words', 'lead/half_distance'} <= {*found}
 
-    # real pictures and copies are named; ours, nearly untrained, are not
+    # real pictures and copies are named; ours, nearly untrained, as often as ridge regression's,
+    # with which their bag begins
     assert found['real/shared_named'] > 80 and found['copy/shared_named'] > 90
     assert found['near_set/pairs_named'] > 90
-    assert max(found[f'{control}shared_named'] for control in ('', 'null/', 'shuffled/')) < 50
+    assert max(found['null/shared_named'], found['shuffled/shared_named']) < 35
+    assert found['shared_named'] > 45 and found['ridge/shared_named'] > 45
     assert found['real/val_style'] > found['val_style'] + 20
-    assert found['real/val_frechet'] < found['copy/val_frechet'] < found['val_frechet']
-    assert found['real/val_precision'] > 60 > 20 > found['val_precision']
+    assert found['real/val_frechet'] < .5 * found['val_frechet']
+    assert found['val_frechet'] < .5 * found['null/val_frechet']
+    assert found['real/val_precision'] > 60 > found['val_precision']
 
-    # nor are they near; the captions of pairs are those of other training pictures
+    # they are not near; the captions of pairs are those of other training pictures
     assert found['ridge/pairs_distance'] < found['pairs_distance']
     assert found['lead/pairs_distance'] == pytest.approx(
         found['pairs_distance'] - found['near_set/pairs_distance'])
