@@ -28,7 +28,7 @@ from base.console import progress_bar, warn
 from base.distributed import all_gather_object, rank, world
 from base.files import check, read_array, read_sealed, short
 from base.writing import sealed, write_whole
-from corpora.bag import fit_bag
+from corpora.bag import fit_bag, has_bag
 from corpora.layouts import print_summary
 from corpora.lsa import NO_KNOWN_WORD
 from corpora.sources import SPLITS, own_shards
@@ -576,8 +576,8 @@ def finish(claim, plan, record, entries, tokenizer, encoder):
     if own_stats:
         check_stats(train.stats)
 
-    # a linear model from the tokens to the latent, where that is one vector or a picture
-    if shapes and (meta['latent_shape'][0] == 1 or record.get('image_size')):
+    # a linear model from the tokens to the latent
+    if shapes and has_bag(meta['latent_shape'], bool(record.get('image_size'))):
         bag = fit_bag(train, tokenizer, encoder).numpy()
         meta['files'] |= write_files(claim, {'bag.npy': bag})
     write_files(claim, {'meta.json': meta})

@@ -16,6 +16,7 @@ from base import distributed
 from base.console import progress_bar
 from base.distributed import print0, rank, world
 from base.machine import pick_dtype
+from corpora.bag import has_bag
 from data import PackedDataset, dataset_folder, lengths
 from diffusion import modes_of
 from model import ModelConfig
@@ -110,8 +111,8 @@ def network(config, data):
                          'with t2l, as in t2l+complete, both streams, and --spatial=true, latents '
                          'that are a square grid')
     is_one_vector = has_both and N == 1
-    is_picture = has_both and config['spatial']
-    bag = (is_one_vector or is_picture) and bool(modes & {'t2l', 'unconditional'})
+    bag = (has_both and has_bag((N, D), config['spatial'])
+           and bool(modes & {'t2l', 'unconditional'}))
     shape = earlier_network(config) or dict(
         bag=bag,
         shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
