@@ -49,38 +49,46 @@ def has_bag(latent_shape, is_picture):
 
 
 def fit_bag(data, tokenizer, encoder=None):
-    """ Values (V, D) float16 of the tokens. data: the training split, a PackedDataset. encoder: of
-    its latents; None, where nobody has it: then E M is 0. """
-    texts, Z = read_texts(data)
-    X = Counts(texts, tokenizer.vocab_size)
-
-    # what the encoder says of each token that occurs; the others stay at 0, the mean of all texts
-    values = torch.zeros(tokenizer.vocab_size, Z.shape[1])
-    if encoder is not None:
-        occurring = X.tokens.unique()
-        strings = [tokenizer.decode([i]) for i in occurring.tolist()]
-        strings = [string.strip() or '.' for string in strings]
-        with progress_bar(total=len(strings), desc='embedding tokens') as bar:
-            raw = encoder(strings, progress=bar.update)                  # (u, 1, D)
-        values[occurring] = data.standardise(raw[:, 0]).nan_to_num(0, 0, 0)
-
-        # M, and what it leaves to the texts
-        XE = X.times(values)                                             # (n, D)
-        identity = torch.eye(XE.shape[1])
-        M = torch.linalg.solve(XE.T @ XE + identity, XE.T @ Z)           # (D, D)
-        values = values @ M
-        Z = Z - XE @ M
-
-    # what the texts add; in parts, to save memory
-    values = values + torch.cat([X.solve(part) for part in Z.split(COLUMNS, 1)], 1)
+    """ Values (V, N D) float16 of the tokens. data: the training split, a PackedDataset. encoder:
+    of its latents; None, where nobody has it: then E M is 0. """
+    V = tokenizer.vocab_size
+    if encoder is None:
+        # the columns are independent: in parts, to save memory
+        values = []
+        for first in range(0, math.prod(data.latent_shape), COLUMNS):
+            texts, Z = read_texts(data, slice(first, first + COLUMNS))
+            values.append(Counts(texts, V).solve(Z))
+        values = torch.cat(values, 1)
+    else:
+        texts, Z = read_texts(data)
+        values = fit_with_encoder(Counts(texts, V), Z, data, tokenizer, encoder)
     most = torch.finfo(torch.float16).max
     return values.clamp(-most, most).half()
 
 
-def read_texts(data):
+def fit_with_encoder(X, Z, data, tokenizer, encoder):
+    """ E M + R (V, D). """
+    # what the encoder says of each token that occurs; the others stay at 0, the mean of all texts
+    E = torch.zeros(tokenizer.vocab_size, Z.shape[1])
+    occurring = X.tokens.unique()
+    strings = [tokenizer.decode([i]) for i in occurring.tolist()]
+    strings = [string.strip() or '.' for string in strings]
+    with progress_bar(total=len(strings), desc='embedding tokens') as bar:
+        raw = encoder(strings, progress=bar.update)                      # (u, 1, D)
+    E[occurring] = data.standardise(raw[:, 0]).nan_to_num(0, 0, 0)
+
+    # M, and what it leaves to the texts
+    XE = X.times(E)                                                      # (n, D)
+    identity = torch.eye(XE.shape[1])
+    M = torch.linalg.solve(XE.T @ XE + identity, XE.T @ Z)               # (D, D)
+    R = X.solve(Z - XE @ M)
+    return E @ M + R
+
+
+def read_texts(data, columns=slice(None)):
     """ The texts of a split, or an even share of them: a list of their tokens (l,) int64, and their
-    standardised latents (n, N D) float32. They are read as rows, which are padded, so not all of
-    them at once. """
+    standardised latents (n, N D) float32, or some columns of them. They are read as rows, which are
+    padded, so not all of them at once. """
     most = MOST_NUMBERS // math.prod(data.latent_shape)
     chosen = np.arange(0, len(data), -(-len(data) // most))
     texts = []
@@ -88,7 +96,7 @@ def read_texts(data):
     for i in range(0, len(chosen), ROWS):
         tokens, z = data.rows(chosen[i:i + ROWS])
         texts += without_ends(tokens, data)
-        latents.append(z.flatten(1))
+        latents.append(z.flatten(1)[:, columns].clone())
     return texts, torch.cat(latents)
 
 
