@@ -329,7 +329,6 @@ def draw_images(arrays, plt, columns=10):
                 axis.set_title('\n'.join(caption), fontsize=7)
     return figure
 
-
 # -----------------------------------------------------------------------------
 # The command
 

@@ -405,7 +405,7 @@ def save_drawing(run, given, n_each, knobs):
     steps = []
     run.embed(given.texts[:1], n_each, on_step=steps.append, **knobs)
     sheets = [sheet_of(pixels(run, run.raw_latents(z.cpu())), n_each, side=64) for z in steps]
-    picture = animation_of_pictures(sheets, f'Drawn of noise: {given.names[0]}')
+    picture = animation_of_pictures(sheets, f'Drawn from noise: {given.names[0]}')
     write_text(svg, picture, named=True)
     print(f'\nthe pictures of the first text being drawn: {svg}')
 

@@ -1,6 +1,6 @@
 """
 The bag: a linear model from the tokens of a text to its latent, in closed form. Latents of one
-vector have it, and pictures that are not too large.
+vector have it, and pictures whose bag is not too large.
 
     values = fit_bag(train, tokenizer, encoder)              # (V, D); prepare.py writes bag.npy
 
@@ -35,17 +35,16 @@ from base.console import progress_bar
 MOST_NUMBERS = 10 ** 8         # of latents that it is fitted on, 400 MB: texts of train, evenly
                                # spaced
 ROWS = 4096                    # that are read at a time
-LARGEST_PICTURE = 4096         # numbers of a picture: of larger ones the bag would be larger than
-                               # the network
+MOST_VALUES = 10 ** 7          # of a bag of pictures, 40 MB
 COLUMNS = 384                  # of latents that are fitted at a time
 STEPS = 30                     # of conjugate gradients, at most
 TOLERANCE = 1e-2               # they end where what is left is so small a part
 
 
-def has_bag(latent_shape, is_picture):
+def has_bag(latent_shape, is_picture, vocab_size):
     """ Whether latents of this shape (N, D) have one. """
     N, D = latent_shape
-    return N == 1 or is_picture and N * D <= LARGEST_PICTURE
+    return N == 1 or is_picture and vocab_size * N * D <= MOST_VALUES
 
 
 def fit_bag(data, tokenizer, encoder=None):

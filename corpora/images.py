@@ -179,7 +179,10 @@ def read_in_part(run, path, box):
 def sheet_of(pictures, columns=0, side=128):
     """ Pictures (n, S, S, channels) as one PIL image, in rows of `columns` (0: as many columns as
     rows). Small ones are enlarged by a whole factor, to about `side` pixels. """
-    from PIL import Image
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError('to write pictures: pip install pillow') from None
     n, S, _, channels = pictures.shape
     columns = columns or math.ceil(math.sqrt(n))
     rows = -(-n // columns)
@@ -201,9 +204,6 @@ def sheet_of(pictures, columns=0, side=128):
 
 def write_png(path, pictures, columns=0):
     """ Writes the sheet of pictures (n, S, S, channels). """
-    try:
-        sheet = sheet_of(pictures, columns)
-    except ImportError:
-        raise ValueError(f'png={path}: pip install pillow') from None
+    sheet = sheet_of(pictures, columns)
     with write_whole(path, named=True) as f:
         sheet.save(f, 'PNG')

@@ -577,7 +577,8 @@ def finish(claim, plan, record, entries, tokenizer, encoder):
         check_stats(train.stats)
 
     # a linear model from the tokens to the latent
-    if shapes and has_bag(meta['latent_shape'], bool(record.get('image_size'))):
+    is_picture = bool(record.get('image_size'))
+    if shapes and has_bag(meta['latent_shape'], is_picture, tokenizer.vocab_size):
         bag = fit_bag(train, tokenizer, encoder).numpy()
         meta['files'] |= write_files(claim, {'bag.npy': bag})
     write_files(claim, {'meta.json': meta})

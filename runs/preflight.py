@@ -101,8 +101,8 @@ def network(config, data):
     knobs, and config['latent_target'], where that is None. Where the length of a text is not
     learned, it also fills in config['lengths'], from the data. """
     # what the modes need besides the blocks, by measurements on latents of one vector
-    # (docs/both_ways.md) and, for the bag, on pictures (docs/images.md). A run that goes on, or begins with the weights of another, keeps its
-    # network
+    # and, for the bag, on pictures (docs/both_ways.md). A run that goes on, or begins with the
+    # weights of another, keeps its network
     N, D = data.latent_shape or (0, 0)
     modes = modes_of(config['mode'])
     has_both = set(config['streams']) == {'text', 'latent'}
@@ -111,7 +111,7 @@ def network(config, data):
                          'with t2l, as in t2l+complete, both streams, and --spatial=true, latents '
                          'that are a square grid')
     is_one_vector = has_both and N == 1
-    bag = (has_both and has_bag((N, D), config['spatial'])
+    bag = (has_both and has_bag((N, D), config['spatial'], data.vocab_size)
            and bool(modes & {'t2l', 'unconditional'}))
     shape = earlier_network(config) or dict(
         bag=bag,

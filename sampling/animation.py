@@ -1,8 +1,8 @@
 """
 An animated picture of texts being written (sample.py --svg): a panel for each way of writing, a
-frame for each step, all at the same pace; or of pictures that come out of noise. CSS moves it, so no library is needed, and it moves where
-a page shows it as a picture, such as a README on GitHub. Where motion is not wanted it shows the
-finished texts.
+frame for each step, all at the same pace; or of pictures that come out of noise. CSS moves it, so
+no library is needed, and it moves where a page shows it as a picture, such as a README on GitHub.
+Where motion is not wanted it shows what is finished.
 """
 import base64
 import io

@@ -34,7 +34,7 @@ def make_latents(net, tokens, n, knobs, rows=None, known=None, given=None, on_st
     """ n standardised latents (n, N, D) of texts tokens (n, L), or of no text: tokens None. rows
     (n, 2): of noise.py, by default those of n sources. known (n, N, D): latents of which the
     vectors given (n, N) stay as they are; None: all are drawn. on_step(z): gets the noise of a
-    batch, and then what the network thinks clean at each call. """
+    batch, and then what the network thinks clean at each call (heun calls twice a step). """
     rows = rows_of(n) if rows is None else rows
     knobs = settle_latents(net, knobs, from_text=tokens is not None)
     g = 0 if tokens is None else knobs.guidance

@@ -208,7 +208,7 @@ class Training:
 
     def nearest_name(self, name):
         """ The name of training pictures with the highest F1 of words; of equal ones the first. """
-        n_common = Counter(known for word in set(name) for known in self.names_with[word])
+        n_common = Counter(known for word in dict.fromkeys(name) for known in self.names_with[word])
         if not n_common:
             return next(iter(self.rows_of))
         return max(n_common, key=lambda known: n_common[known] / (len(known) + len(name)))
