@@ -36,7 +36,7 @@ MOST_NUMBERS = 10 ** 8         # of latents that it is fitted on, 400 MB: texts 
                                # spaced
 ROWS = 4096                    # that are read at a time
 MOST_VALUES = 10 ** 7          # of a bag of pictures, 40 MB
-COLUMNS = 384                  # of latents that are fitted at a time
+COLUMNS = 128                  # of latents that are fitted at a time
 STEPS = 30                     # of conjugate gradients, at most
 TOLERANCE = 1e-2               # they end where what is left is so small a part
 
