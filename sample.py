@@ -399,12 +399,13 @@ def save_animation(run, direction, given, knobs):
 
 
 def save_drawing(run, given, n_each, knobs):
-    """ An animated picture of the samples of the first text, as the network thinks them clean at
-    each step. """
-    from sampling.animation import animation_of_pictures
+    """ An animated picture of the first samples of the first text: what the network thinks clean
+    at each step. """
+    from sampling.animation import MOST_PICTURES, animation_of_pictures
+    n = min(n_each, MOST_PICTURES)
     steps = []
-    run.embed(given.texts[:1], n_each, on_step=steps.append, **knobs)
-    sheets = [sheet_of(pixels(run, run.raw_latents(z.cpu())), n_each, side=64) for z in steps]
+    run.embed(given.texts[:1], n, on_step=steps.append, **knobs | dict(sample_batch=n))
+    sheets = [sheet_of(pixels(run, run.raw_latents(z.cpu())), n, side=64) for z in steps]
     picture = animation_of_pictures(sheets, f'Drawn from noise: {given.names[0]}')
     write_text(svg, picture, named=True)
     print(f'\nthe pictures of the first text being drawn: {svg}')

@@ -18,6 +18,8 @@ SECONDS, REST = 0.35, 4.0          # of a frame, and of the finished texts
 MOST_STEPS = 64                    # of a panel; where there are more, every second one is shown, or
                                    # every third, ...
 
+MOST_PICTURES = 8                  # in a row
+
 LOOK = """
 text { font: 15px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
        monospace; fill: #1f2328 }

@@ -11,6 +11,7 @@ A caption is "heart", "a heart" or "tabler: heart": it may begin with the set of
 are told apart without their words of style (corpora.icons.thing_of).
 Letters: n pictures, S pixels a side, C channels.
 """
+import re
 from collections import Counter, defaultdict
 
 import torch
@@ -32,9 +33,9 @@ LARGEST_SHIFT = 2              # pixels by which training pictures are moved
 
 
 def parse(caption):
-    """ ('tabler', ('clipboard', 'heart')) of 'tabler: clipboard heart'; '' where no set is named.
-    An article goes. """
-    of_set, _, name = caption.rpartition(': ')
+    """ ('tabler', ('clipboard', 'heart')) of 'tabler: clipboard heart'; '' where no set is named,
+    which is one word with a colon. An article goes. """
+    of_set, name = re.fullmatch(r'(?:(\S+): )?(.*)', caption, re.DOTALL).groups('')
     said = tuple(words(name))
     if len(said) > 1 and said[0] in ('a', 'an'):
         said = said[1:]
@@ -51,15 +52,14 @@ class Classes:
             n_names[thing_of(said)] += 1
             n_words.update(set(said))
             n_sets[of_set] += 1
+        # {what: the number of its class}
         n_sets.pop('', None)                                 # captions without a set
-        if n_sets:
+        self.sets = numbered(name for name, n in n_sets.items() if n >= MANY_WORDS)
+        self.words = numbered(word for word, n in n_words.items() if n >= MANY_WORDS)
+        if self.sets:
             n_names = {name: len(sets - {''}) for name, sets in sets_of.items()}
         n_names.pop((), None)                                # captions without a word
-
-        # {what: the number of its class}
         self.names = numbered(name for name, n in n_names.items() if n >= MANY)
-        self.words = numbered(word for word, n in n_words.items() if n >= MANY_WORDS)
-        self.sets = numbered(name for name, n in n_sets.items() if n >= MANY_WORDS)
 
     def of(self, captions):
         """ name (n,) and set (n,), -1 where it is none of the classes; words (n, W) bool. """

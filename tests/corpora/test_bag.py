@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from corpora.bag import Counts, fit_bag
+from corpora.bag import Counts, fit_bag, has_bag
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
@@ -79,6 +79,12 @@ def test_prepare_writes_it_and_it_predicts_latents_of_unseen_texts(dataset):
     bag = torch.stack([values[text].sum(0) / len(text) ** .5 for text in texts])
     error = (bag - Z).square().mean()
     assert error < .7 * Z.square().mean() < (bag.roll(1, 0) - Z).square().mean()
+
+
+def test_latents_of_one_vector_and_pictures_have_one_that_is_not_too_large():
+    assert has_bag((1, 10 ** 9), False, 2) and has_bag((64, 16), True, 1536)
+    assert not has_bag((64, 16), False, 2), 'several vectors of an encoder'
+    assert has_bag((100, 100), True, 1000) and not has_bag((100, 100), True, 1001)
 
 
 def test_a_new_run_begins_with_it_and_what_has_weights_keeps_them(dataset, tmp_path):

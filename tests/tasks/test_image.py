@@ -1,5 +1,8 @@
 """ Pictures and their names in the two streams: every step between a file of pixels and a file of
 pixels, and what the task image measures. """
+import base64
+import io
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,6 +82,8 @@ def made(tmp_path_factory):
                *flags(latent_tokens=1, latent_width=32)],
         draw=[*sample, *flags(mode='t2l', text='ash: big square', save='one.npy', png='one.png')],
         sheet=[*sample, *flags(mode='latent', num_samples=5, png='five.png')],
+        moving=[*sample, *flags(mode='t2l', text='a big square', num_samples=10, sample_batch=3,
+                                svg='ten.svg', png='ten.png')],
         joint=[*sample, *flags(mode='unconditional', png='joint.png', steps=2)],
         half=[*sample, *flags(mode='complete', image='one.png', box='4,0,8,8', text='a big square',
                               png='half.png')],
@@ -183,6 +188,23 @@ def test_a_picture_is_drawn_as_its_latent_says_and_read_back_the_same(made):
     assert 'a ' in filled and ' square' in filled
 
 
+def test_an_animated_picture_begins_with_noise_and_ends_with_the_first_eight_drawings(made):
+    pil = pytest.importorskip('PIL.Image')
+    folder, _ = made
+    frames = re.findall('href="data:image/png;base64,([^"]+)"', (folder / 'ten.svg').read_text())
+    frames = [np.asarray(pil.open(io.BytesIO(base64.b64decode(frame)))) for frame in frames]
+    assert len(frames) == 3, 'noise, and what is thought clean at two calls'
+    assert {frame.shape for frame in frames} == {(64, 8 * 68 - 4)}
+    assert not np.array_equal(frames[0], frames[1])
+
+    # a sheet of 4 columns at twice the size
+    sheet = np.asarray(pil.open(folder / 'ten.png'))
+    for i in range(8):
+        y, x = 132 * (i // 4), 132 * (i % 4)
+        assert np.array_equal(frames[-1][:, 68 * i:68 * i + 64],
+                              sheet[y:y + 128:2, x:x + 128:2])
+
+
 def test_pictures_may_have_validation_pictures_of_their_own(tmp_path):
     pil = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
     for name, greys in (('mine', (10, 90, 170)), ('theirs', (30, 110))):
@@ -208,8 +230,8 @@ def test_pictures_may_have_validation_pictures_of_their_own(tmp_path):
 def test_a_caption_may_name_a_set_and_its_article_goes():
     assert parse('tabler: clipboard heart') == ('tabler', ('clipboard', 'heart'))
     assert parse('a heart') == parse('Heart!') == ('', ('heart',))
-    assert parse('an x: a') == ('an x', ('a',))
-    assert parse('one: two: an arrow') == ('one: two', ('arrow',))
+    assert parse('x: a') == ('x', ('a',)) and parse('x: two: one') == ('x', ('two', 'one'))
+    assert parse('a sign: stop') == ('', ('sign', 'stop')), 'a set is one word'
     assert parse('...') == ('', ())
 
 
@@ -219,11 +241,11 @@ def test_a_class_is_what_many_captions_say(monkeypatch):
     captions = ['a: big heart', 'b: big heart filled', 'big big heart', 'a: heart', 'a: star',
                 'a star', 'big star', '...', '...', '...', 'big', 'big heart']
     classes = Classes(captions)
-    assert classes.names == {('big', 'heart'): 0}, 'of two sets, in any style; twice is another'
+    assert classes.names == {('big', 'heart'): 0, ('star',): 1}, 'in any style; twice is another'
     assert classes.words == dict(big=0, heart=1) and classes.sets == {}
-    assert Classes(['a star', 'star', 'heart', '...', '...']).names == {('star',): 0}
     classes = Classes([*captions, 'a: moon'])
     assert classes.sets == dict(a=0)
+    assert classes.names == {('big', 'heart'): 0}, 'where there are sets, of two of them'
     name, of_set, has_word = classes.of(['a: the big heart', 'big heart filled', 'c: star', '...'])
     assert name.tolist() == [-1, 0, -1, -1] and of_set.tolist() == [0, -1, -1, -1]
     assert has_word.int().tolist() == [[1, 1], [1, 1], [0, 0], [0, 0]]
