@@ -8,8 +8,9 @@ Several parts of what is held out are measured, and the figures of each begin wi
     sets        whole sets that are new: their pictures are named
     shared      of all of these the captions without a set, of a name that many training pictures
                 have
-A part of fewer than two pictures is left out. val_n and the like: pictures of a part that has fewer
-than are asked for.
+Each picture comes once, with one of its captions. A part of fewer than two is left out. val_n and
+the like: how many pictures of a part are measured; val_others: how many other ones they are
+compared with.
 
 Pictures made from captions (val, pairs, shared)
     named           %, of those whose name the judge knows: it gives them that name
@@ -38,8 +39,8 @@ Controls
     diffusion       captions that are written the most certain token first
     text_first      both: a caption from left to right, and then its picture
     alone           of the same caption, without the half
-    lead            over near_set, nearest or alone, picture by picture; of distances below 0 is
-                    better
+    lead            over near_set, nearest or alone, picture by picture, where both have a figure; of
+                    distances below 0 is better
 The judge has learned from the training pictures that mean, copy, near_set and nearest show, so
 their named, words and style are somewhat too high. images.npz has the first 100 of each kind.
 """
@@ -85,8 +86,7 @@ def measure(run, ctx):
     train, parts = known(run, ctx)
     figures = Figures(ctx.n)
     for name, part in parts.items():
-        if len(part.texts) < ctx.n:
-            figures.enter('', {f'{name}_n': len(part.texts)})
+        figures.enter('', {f'{name}_n': len(part.texts), f'{name}_others': len(part.others)})
 
     if run.can('t2l') or run.can('complete'):
         enter_drawings(run, ctx, figures, train, parts)
@@ -112,20 +112,25 @@ class Part:
     (n, N, D), pictures `real`, and pictures `others` of the same kind. """
 
     def __init__(self, run, ctx, name, pool):
-        """ pool: [(a split, its row)], of which n are drawn at random. Others that are the same
-        picture, with another caption, are left out. """
+        """ pool: [(a split, its row)], in any order. """
         self.name = name
-        order = chosen_rows(len(pool), ctx.n + N_OTHERS, ctx.knobs['seed'])
-        picked = [pool[i] for i in order]
-        raw = torch.cat([data.raw_latents([row]) for data, row in picked])
+
+        # at random; a picture has two captions at most, or a few where many are the same
+        order = chosen_rows(len(pool), 2 * (ctx.n + N_OTHERS), ctx.knobs['seed'])
+        picked = {}
+        for data, row in (pool[i] for i in order):
+            z = data.raw_latents([row])
+            picked.setdefault(bytes_of(z), (z, data, row))
+        raw, datas, rows = zip(*picked.values())
+        raw = torch.cat(raw)
+
+        # ours, and the others
         self.raw = raw[:ctx.n]
         self.real = pixels(run, self.raw)
-        self.tokens = torch.cat([data.rows([row])[0] for data, row in picked[:ctx.n]])
+        self.tokens = torch.cat([data.rows([row])[0] for data, row in zip(datas, rows[:ctx.n])])
         self.texts = run.decode(self.tokens)
         self.sets, self.names = zip(*map(parse, self.texts))
-
-        ours = {bytes_of(z) for z in self.raw}
-        self.others = pixels(run, raw[[bytes_of(z) not in ours for z in raw]])
+        self.others = pixels(run, raw[ctx.n:ctx.n + N_OTHERS])
         if len(self.others) < 2:
             warn(f'{name}: all {len(self.raw)} pictures are measured, so no other ones are left to '
                  'compare drawn ones with: a smaller --n leaves some')
@@ -350,12 +355,15 @@ def enter_near_set(figures, train, part, names, made):
     here = [i for i, row in enumerate(rows) if row is not None]
     if not here:
         return
-    same = train.pictures([rows[i] for i in here])
-    far = distance(same, part.real[here])
-    found = judged(train.judge, same, [part.texts[i] for i in here])
-    enter_as(figures, part.name, 'near_set', {'distance': far, **found})
-    lead = distance(made[here], part.real[here]) - far
-    enter_as(figures, part.name, 'lead', {'distance': lead})
+    texts = [part.texts[i] for i in here]
+    found = []
+    for some in (made[here], train.pictures([rows[i] for i in here])):
+        far = distance(some, part.real[here])
+        found.append({'distance': far, **judged(train.judge, some, texts)})
+    ours, theirs = found
+    enter_as(figures, part.name, 'near_set', theirs)
+    both = {'distance', 'named', 'style'} & {*ours}
+    enter_as(figures, part.name, 'lead', {metric: ours[metric] - theirs[metric] for metric in both})
 
 
 def enter_variety(run, ctx, figures, train, part, names, made):
