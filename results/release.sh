@@ -4,10 +4,12 @@
 #     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
 #     sh results/release.sh captions       two seeds and a decoder, 2 to 3 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
+#     sh results/release.sh icons          weights/icons and results/icons.json, 5 hours on a core
 #     sh results/release.sh tables         the tables of README.md and docs/results.md
 #
 # RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
-# all-MiniLM-L6-v2, or minilm, which is fetched from the hub. SEEDS: of the captions. TRAIN, EVAL:
+# all-MiniLM-L6-v2, or minilm, which is fetched from the hub. ICONS: a clone of
+# github.com/iconify/icon-sets. SEEDS: of the captions. TRAIN, EVAL:
 # more arguments of all trainings and evaluations, for a rehearsal of minutes:
 #
 #     TRAIN=--max_iters=20 EVAL="--n=8 --draws=1" sh results/release.sh quickstart
@@ -88,6 +90,51 @@ rows = chosen_rows(len(val), 10, 0)
 np.save('weights/captions/ten.npy', val.raw_latents(rows)[:, 0].numpy())
 with open('weights/captions/ten.txt', 'w') as f:
     f.writelines(f'{tokenizer.decode(val.ids(int(row)))}\n' for row in rows)
+END
+}
+
+# one network of all icons, its figures, and the export with the sets and their licences
+icons() {
+    out=out/icons_all
+    $PY prepare.py config/icons.py --input="$ICONS/json/*.json" --vocab_size=1536 \
+        --out=data/icons_all
+    $PY train.py config/icons.py --dataset=icons_all --out_dir=$out --max_iters=8000 \
+        --compile=true $TRAIN
+    evaluate="$PY evaluate.py config/icons.py --dataset=icons_all --out_dir=$out"
+    $evaluate --n=1000 $EVAL
+    $evaluate --tasks=image --n=500 --sweep="latent_steps=1,2,4,8,16,32" $EVAL
+    keep $out icons
+    rm -rf weights/icons
+    $PY -m runs.export --out_dir=$out --to=weights/icons --weights_dtype=float16 \
+        --license=cc-by-4.0 --hardware="${HARDWARE:-a CPU core}" \
+        --data="icons of Iconify's sets, each under its own licence: sets.md"
+    $PY - "$ICONS/json" << 'END'
+import json
+import sys
+from pathlib import Path
+from corpora.tokenizers import load_tokenizer
+from data import PackedDataset
+from tasks.judge import parse
+
+sets = set()
+tokenizer = load_tokenizer('data/icons_all')
+for split in ('train', 'val', 'pairs', 'sets'):
+    data = PackedDataset('data/icons_all', split)
+    sets |= {parse(tokenizer.decode(data.ids(i)))[0] for i in range(len(data))}
+
+def linked(name, of):
+    return f'[{name}]({of["url"]})' if of.get('url') else name
+
+lines = ['# The sets of the data', '',
+         'Each is under its own licence. Names and licences are those that Iconify records. '
+         'Logos are marks of their owners.', '',
+         '| set | name | authors | licence |', '|---|---|---|---|']
+for prefix in sorted(sets - {''}):
+    info = json.loads((Path(sys.argv[1]) / f'{prefix}.json').read_text())['info']
+    author, licence = info['author'], info['license']
+    lines.append(f'| {prefix} | {info["name"]} | {linked(author["name"], author)} '
+                 f'| {linked(licence["spdx"], licence)} |')
+Path('weights/icons/sets.md').write_text('\n'.join(lines) + '\n')
 END
 }
 
