@@ -27,8 +27,8 @@ A step from t to t_next, with M the masked share of the schedule:
     remask    a visible position becomes MASK again, with probability p_remask (remdm, dfm)
     The marginals stay those of training if  M_next = M_t (1 - p_unmask) + (1 - M_t) p_remask.
 
-The host knows which positions are masked, or at least how many (confidence). So no step waits for
-the device, and the head runs only where its logits are used.
+The host knows which positions are masked, so the head runs only where its logits are used. No step
+waits for the device but those of confidence, which reads how certain its proposals are.
 
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
@@ -129,10 +129,18 @@ def scatter_at(values, positions, x):
     values.view(-1)[to_device(positions, values)] = x
 
 
-def first_positions(mask, count):
-    """ As positions_of, for a mask on the device of which the host knows the count: no wait. """
-    order = mask.flatten().byte().argsort(descending=True, stable=True)
-    return order[:count]
+def of_open_rows(denoise):
+    """ denoise, but the network runs only on the rows of which a position is asked. """
+    def denoise_some(tokens, t, positions):
+        if not len(positions):
+            return torch.empty(0, 1, device=tokens.device)
+        L = tokens.shape[1]
+        rows, row = (positions // L).unique(return_inverse=True)
+        if len(rows) == len(tokens):
+            return denoise(tokens, t, positions)
+        some = tokens[to_device(rows, tokens)]
+        return denoise(some, t[rows], row * L + positions % L, rows)
+    return denoise_some
 
 
 def numbers_at(positions, noise, tokens):
@@ -213,14 +221,7 @@ def ancestral(denoise, propose, text, tokens, known_mask, steps, noise, on_step=
 def cached(denoise, *args, **knobs):
     """ ancestral, but the network runs only on the rows that unmask something in this step: the
     others do not use its output. So a row costs at most L calls, whatever the steps. """
-    def denoise_some(tokens, t, positions):
-        if not len(positions):
-            return torch.empty(0, 1, device=tokens.device)
-        L = tokens.shape[1]
-        rows, row = (positions // L).unique(return_inverse=True)
-        some = tokens[to_device(rows, tokens)]
-        return denoise(some, t[rows], row * L + positions % L, rows)
-    return ancestral(denoise_some, *args, **knobs)
+    return ancestral(of_open_rows(denoise), *args, **knobs)
 
 
 def first_hitting(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
@@ -297,10 +298,15 @@ def dfm(*args, alpha=1.5, **knobs):
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
-               prefer='certain', end_penalty=0.0, ends=None, importance=None, **knobs):
+               threshold=1.0, prefer='certain', end_penalty=0.0, ends=None, importance=None,
+               **knobs):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
+    Where all that is proposed for a row are EOS and PAD, all of it is unmasked. A row in which
+    nothing is masked any more costs nothing.
+    threshold   below 1: all whose probability is at least this are unmasked, too. The n positions
+                are then spread over fewer calls.                      Fast-dLLM arXiv:2505.22618
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
@@ -310,16 +316,18 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step
                 uncertain tokens first.
     """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
-    n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host
-    masked = to_device(masked, tokens)                                   # (B, L), on the device
+    denoise = of_open_rows(denoise)
+    n = masked.sum(1, keepdim=True)                                      # (B, 1)
     steps = min(steps, int(n.max()))
-    left = n                                                             # (B, 1), on the host
+    due = 0                                                              # (B, 1): of n, by now
 
     for i in range(steps):
         # a proposal for every masked position, and how certain it is
-        positions = first_positions(masked, int(left.sum()))             # (P,)
-        model_t = model_time(left.squeeze(1))                            # (B,)
-        logits = denoise(tokens, model_t, positions)                     # (P, V)
+        left = masked.sum(1, keepdim=True)                               # (B, 1)
+        if not left.any():
+            break
+        positions = positions_of(masked)                                 # (P,)
+        logits = denoise(tokens, model_time(left.squeeze(1)), positions)             # (P, V)
         x = propose(logits, numbers_at(positions, noise, tokens))        # (P,)
         certainty = log_p_of(logits, x)                                  # (P,)
         proposal = tokens.clone()
@@ -331,23 +339,33 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step
             certainty = certainty * weight[to_device(positions, tokens)]
         if prefer == 'uncertain':
             certainty = -certainty
-        if end_penalty:
-            eos, pad = ends
-            is_end = (x == eos) | (x == pad)
-            certainty = torch.where(is_end, certainty - end_penalty, certainty)
-        # clamped, so that a masked position always ranks before those already written (-inf)
+        is_end = torch.zeros_like(x, dtype=torch.bool)
+        if ends:
+            is_end = (x == ends[0]) | (x == ends[1])
+        certainty = torch.where(is_end, certainty - end_penalty, certainty)
+        # clamped, so that a masked position always ranks before the others, which have -inf
         certainty = certainty.clamp(min=torch.finfo(certainty.dtype).min)
 
-        # unmask the k first of each row
-        value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
-        scatter_at(value, positions, certainty)
+        # the most certain ones of each row are unmasked, so many as are due, and at least one
+        value = torch.full(masked.shape, -torch.inf)                     # (B, L), on the host
+        scatter_at(value, positions, certainty.float().cpu())
         order = value.argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(dim=1)                                      # (B, L), 0 is first
-        k = part_of_step(n, i, steps)                                    # (B, 1)
-        unmask = masked & (rank < to_device(k, tokens))
-        tokens = torch.where(unmask, proposal, tokens)
+        due = due + part_of_step(n, i, steps)
+        k = (due - (n - left)).clamp(min=1)
+        unmask = rank < k
+
+        # and those that are certain enough; and all, where the text is done
+        if threshold < 1:
+            least = math.log(threshold) if threshold > 0 else -math.inf
+            unmask |= value >= least
+        goes_on = torch.zeros_like(masked)
+        scatter_at(goes_on, positions, ~is_end.cpu())
+        unmask |= ~goes_on.any(1, keepdim=True)
+
+        unmask &= masked
+        tokens = torch.where(to_device(unmask, tokens), proposal, tokens)
         masked = masked & ~unmask
-        left = left - k
         on_step(tokens, logits, positions)
     return tokens
 

@@ -25,6 +25,8 @@ class SamplingKnobs:
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
                                     # many positions, in its share of the steps; 0: all at once
+    threshold: float = 1.0          # [0, 1]; confidence: below 1 a call also unmasks all tokens
+                                    # whose probability is at least this; then it takes fewer calls
     prefer: str = 'certain'         # certain | uncertain; confidence: what is unmasked first
     end_penalty: float = 3.0        # [0, inf); confidence: nats off the certainty of EOS and
                                     # PAD, as texts that end when that is certain are too short

@@ -143,6 +143,12 @@ def check_together(net, knobs, sampler):
     """ ValueError for settled knobs that exclude each other. """
     if knobs.by_importance and knobs.sampler != 'confidence':
         raise ValueError(f'by_importance goes with sampler=confidence, not with {knobs.sampler}')
+    if knobs.threshold < 1 and knobs.sampler != 'confidence':
+        raise ValueError(f'threshold={knobs.threshold} goes with sampler=confidence, not with '
+                         f'{knobs.sampler}')
+    if knobs.threshold < 1 and (knobs.by_importance or knobs.prefer == 'uncertain'):
+        raise ValueError(f'threshold={knobs.threshold}: the most certain tokens come first; leave '
+                         'by_importance and prefer out')
     if knobs.by_importance and not net.model.importance:
         raise ValueError('by_importance: this run was not trained with text_process=atat')
     if knobs.self_correct and not net.text.corrects:

@@ -145,6 +145,52 @@ def test_the_end_of_a_text_may_be_held_back(eos, penalty, expected):
     assert text.tolist() == [[1 - eos] * 3 + [eos]] and order == expected
 
 
+def filled_one_by_one(x, places, table, threshold, steps, penalty):
+    """ What confidence writes in these places of a text, a list, token by token, and how many
+    calls that takes. """
+    x = list(x)
+    free = [i for i in places if x[i] == MASK]
+    n, calls, planned = len(free), 0, 0
+    while free:
+        p = table[index(torch.tensor([x]))][0].double().softmax(1)
+        best = {i: int(p[i].argmax()) for i in free}
+        sure = {i: float(p[i, best[i]]) / (math.exp(penalty) if best[i] in (EOS, PAD) else 1)
+                for i in free}
+        calls += 1
+        planned += n // steps + (calls <= n % steps)
+        k = max(1, planned - (n - len(free)))
+        by_certainty = sorted(free, key=lambda i: -sure[i])
+        now = {*by_certainty[:k]} | {i for i in free if threshold < 1 and sure[i] >= threshold}
+        if all(best[i] in (EOS, PAD) for i in free):
+            now = {*free}
+        for i in now:
+            x[i] = best[i]
+        free = [i for i in free if i not in now]
+    return x, calls
+
+
+@pytest.mark.parametrize('block', [0, 2])
+@pytest.mark.parametrize('steps', [L, 3])
+@pytest.mark.parametrize('threshold', [1.0, .8, .6, .45, 0.0])
+def test_a_threshold_is_that_of_each_text_alone(threshold, steps, block):
+    table, calls = 2 * random_denoiser(), []
+    made = draw('confidence', table, steps, tokens=STATES, temperature=0., calls=calls, block=block,
+                threshold=threshold, ends=(EOS, PAD), end_penalty=.3)
+
+    # block by block, in each its share of the steps
+    size = block or L
+    n_calls = 0
+    for x, found in zip(STATES.tolist(), made.tolist()):
+        for first in range(0, L, size):
+            x, n = filled_one_by_one(x, range(first, first + size), table, threshold,
+                                     round(steps * size / L), .3)
+            n_calls += n
+        assert found == x
+    assert sum(calls) == n_calls, 'a text that is finished takes no more calls'
+    if threshold == 0 and not block:
+        assert n_calls == 256 - 81, 'one for each text that has a MASK'
+
+
 @pytest.mark.parametrize('prefer, sign', [('certain', 1), ('uncertain', -1)])
 def test_importance_weighs_the_uncertainty_of_what_is_proposed(prefer, sign):
     logits = torch.tensor([[4., 0, 0], [0, 2, 0], [0, 0, 1], [0, 0, 1]])     # ever less certain
@@ -230,7 +276,7 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name, 
     free[0, 0] = 1
     clocks, now = ([t[1:] for x, t in calls if len(x) == 6]
                    for calls in (seen, clocks_of(name, schedule, free)))
-    assert name == 'cached' or len(now) == len(clocks) > 0
+    assert name in ('cached', 'confidence') or len(now) == len(clocks) > 0
     assert all(torch.equal(a, b) for a, b in zip(now, clocks))
 
 

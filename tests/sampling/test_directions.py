@@ -204,6 +204,8 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
 @pytest.mark.parametrize('knobs, words', [
     (dict(sampler='magic'), 'magic'), (dict(prefer='best'), 'best'), (dict(eta=2.5), 'eta'),
     (dict(sampler='ancestral', by_importance=True), 'by_importance'), (dict(steps=0), 'steps'),
+    (dict(sampler='ancestral', threshold=.9), 'threshold=0.9 goes with sampler=confidence'),
+    (dict(threshold=.9, prefer='uncertain'), 'leave by_importance and prefer out'),
     (dict(temperature=-3), r'temperature: -3, expected None \| \[0, 100\]'),
     (dict(solver='euler'), 'dpmpp_2m')])
 def test_wrong_knobs_are_refused(knobs, words):

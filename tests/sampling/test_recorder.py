@@ -81,7 +81,7 @@ def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
     monkeypatch.delenv('NO_COLOR', raising=False)
     monkeypatch.setattr(recorder, 'PAUSE', 0)
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
-    l2t(loaded.net, some_latents(loaded, 2), watcher(loaded, 2), sampler='confidence', steps=4)
+    l2t(loaded.net, some_latents(loaded, 2), watcher(loaded, 2), sampler='first_hitting', steps=4)
     frames = capsys.readouterr().out.split('\x1b[J')
     assert len(frames) == 5 and all(frame.startswith('\x1b[') for frame in frames[1:])
     assert 'writes · step 0 · 32 of 32 masked' in frames[0]
