@@ -98,8 +98,9 @@ icons() {
     out=out/icons_all
     $PY prepare.py config/icons.py --input="$ICONS/json/*.json" --vocab_size=1536 \
         --out=data/icons_all
-    $PY train.py config/icons.py --dataset=icons_all --out_dir=$out --max_iters=8000 \
-        --compile=true $TRAIN
+    others=unconditional+l2t+complete+2*causal
+    $PY train.py config/icons.py --dataset=icons_all --out_dir=$out --max_iters=7000 \
+        --mode="$others+3*t2l:48%,$others+6*t2l" --compile=true $TRAIN
     evaluate="$PY evaluate.py config/icons.py --dataset=icons_all --out_dir=$out"
     $evaluate --n=1000 $EVAL
     $evaluate --tasks=image --n=500 --sweep="latent_steps=1,2,4,8,16,32" $EVAL
