@@ -172,6 +172,17 @@ WAYS = (
     ('a decoder alone, nearest of 24', 'captions_decoder', 'autoregressive', 24, 1000),
 )
 
+# of the icons: figures, and what stands beside them
+ICONS = (
+    ('shared_named shared_frechet shared_precision shared_coverage shared_variety shared_nearest '
+     'val_words val_frechet val_precision val_coverage val_nearest',
+     ',real,ridge,mean,copy,shuffled,null'),
+    ('pairs_named pairs_style pairs_distance', ',real,ridge,copy,near_set,lead,shuffled,null'),
+    ('val_f1 val_any pairs_f1 pairs_any sets_f1 sets_any', ',nearest,lead,diffusion,shuffled'),
+    ('both_named both_words both_style', ',text_first,shuffled'),
+    ('half_named half_words half_style half_distance', ',real,ridge,nearest,alone,lead'),
+)
+
 
 def cell(record, digits=1):
     """ '48.1 ± 1.0', or '' where it was not measured. """
@@ -202,6 +213,14 @@ results = {name: read_results(f'results/{name}.json')
                         'captions_seed0', 'captions_seed1', 'captions_decoder')}
 print('captions, two seeds')
 directions([results['captions_seed0'], results['captions_seed1']], True)
+
+print('\nicons')
+icons = read_results('results/icons.json')
+for metrics, controls in ICONS:
+    print('|  |', ' | '.join(control or 'ours' for control in controls.split(',')), '|')
+    for metric in metrics.split():
+        cells = [cell(find(icons, 'image', metric, control)) for control in controls.split(',')]
+        print('|', ' | '.join([metric, *cells]), '|')
 
 print('\nwriting captions')
 for label, name, sampler, rerank, n in WAYS:

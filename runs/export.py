@@ -52,7 +52,7 @@ tags: [text-diffusion, masked-diffusion]{license_of_hub}
 ---
 # {title}
 
-A network of nanoLDLM, for texts and embeddings. Its mode says what it has learned.
+A network of nanoLDLM, for texts and latents. Its mode says what it has learned.
 Loading it runs no code of this folder.
 
 | | |
@@ -199,6 +199,10 @@ def what_to_supply(config, meta, title):
     encoder = meta['encoder']
     if meta['latent_shape'] is None or 'latent' not in config['streams']:
         return 'It reads no embeddings, so it needs nothing besides this folder.'
+    size = meta['source'].get('image_size')
+    if size:
+        return (f'Its latents are pictures of {size} x {size} pixels, so it needs nothing besides '
+                'this folder.')
     if encoder is None:
         return 'Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.'
     name, revision = encoder['id'], encoder['revision']

@@ -105,11 +105,15 @@ PRIVATE, DIGEST = '/home/someone/private', 'sha256:' + '5' * 64
      ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
     (dict(id=f'{PRIVATE}/bert', revision=DIGEST),
      ['`bert`', DIGEST, "encoder='FOLDER'", 'You supply the encoder']),
-    (None, ['cannot embed a text']), (dict(id='morgan'), ['pip install rdkit'])])
+    (None, ['cannot embed a text']), (dict(id='morgan'), ['pip install rdkit']),
+    ('pictures', ['pictures of 8 x 8 pixels, so it needs nothing'])])
 def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_machine(
         a_run, tmp_path, encoder, words):
     meta = json.loads((a_run / 'data/meta.json').read_text())
     config = json.loads((a_run / 'config.json').read_text())
+    if encoder == 'pictures':
+        encoder = None
+        meta['source']['image_size'] = 8
     meta['encoder'] = encoder and meta['encoder'] | encoder
     meta['source']['latents_from'] = [f'{PRIVATE}/z.npy']
     config['dataset'] = f'{PRIVATE}/packed'
