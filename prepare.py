@@ -69,6 +69,8 @@ image_size = 0               # [0, 4096]; pixels a side, where input is icons or
                              # images with metadata.csv; the latents are patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
 channels = 3                 # 1 | 3; 1 is grey
+shared_by = 0                # [0, 10_000]; of Iconify's sets only the names that at least so many
+                             # sets draw, each drawing once; 0: all
 split_on = 'line'            # line | paragraph | file | <the line between two documents, without
                              # letters, such as %>: what a document is in a text file
 encoding = 'utf-8'          # of text files: any of Python's codecs, such as latin-1, cp1252, utf-16

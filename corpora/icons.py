@@ -266,10 +266,14 @@ def texts_of(icon):
 # The source
 
 @lru_cache(1)
-def drawn(paths, size):
+def drawn(paths, size, shared_by):
     """ (icons, their splits, what was left out), drawn once in a process. """
     counts = Counter()
     icons = icons_of(paths, size, counts)
+    if shared_by:
+        n_all = len(icons)
+        icons = shared(icons, shared_by)
+        counts['icons: a name of few sets, or a drawing again'] += n_all - len(icons)
     splits = splits_of(icons)
     counts['icons: a name whose words are held out'] += splits.count('')
     kept = [i for i, split in enumerate(splits) if split]
@@ -286,7 +290,7 @@ def read_icons(paths, source, counts):
     """ Two documents of each icon, in the order of the files. No paths: of the sheet that comes
     along, whose drawings are held out by their hashes. """
     if paths:
-        icons, splits, left_out = drawn(tuple(paths), source.image_size)
+        icons, splits, left_out = drawn(tuple(paths), source.image_size, source.shared_by)
         counts.update(left_out)
     else:
         icons = read_sheet(SHEET, SHEET_SIZE)
@@ -340,7 +344,7 @@ def read_sheet(path, size):
     return icons
 
 
-def shared(icons, n_sets=40):
+def shared(icons, n_sets):
     """ The icons of the things that at least so many sets draw, each drawing once. """
     sets_with = defaultdict(set)
     for icon in icons:
@@ -355,4 +359,4 @@ def shared(icons, n_sets=40):
 if __name__ == '__main__':
     files, target = sys.argv[1:]
     found = icons_of(sorted(glob.glob(files)), SHEET_SIZE, Counter())
-    write_sheet(shared(found), SHEET_SIZE, target)
+    write_sheet(shared(found, 40), SHEET_SIZE, target)

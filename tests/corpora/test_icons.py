@@ -8,7 +8,7 @@ import pytest
 from corpora import icons
 from corpora.icons import Icon, icons_of, splits_of, words_of
 from corpora.images import to_pixels
-from data import PackedDataset
+from data import PackedDataset, read_meta
 from launch import prepared, run, source_of, texts_of
 
 MIT = dict(license=dict(spdx='MIT'), palette=False)
@@ -169,15 +169,18 @@ def test_the_texts_of_a_drawing():
 
 def test_prepared_icons_have_splits_that_are_held_out(tmp_path):
     pytest.importorskip('resvg_py', reason='draws icons: pip install resvg-py')
-    # ten sets that draw 8 x 8 names, each a square at a place of its own
+    # ten sets that draw 8 x 8 names, each a square at a place of its own; and a name of two sets
     for k in range(10):
         drawings = {f'w{i}-v{j}': dict(body=f'<path d="M{i} {j}h{k + 3}v{k + 4}z"/>')
                     for i in range(8) for j in range(8)}
+        if k < 2:
+            drawings['rare'] = square(k)
         write_set(tmp_path, f's{k}', drawings)
     (tmp_path / 'two').mkdir()
     out = f'{tmp_path}/two/data'
     result = run('prepare.py', f'--input={tmp_path}/*.json', '--image_size=8', '--patch=4',
-                 '--channels=1', '--vocab_size=300', '--shard_size=300', f'--out={out}')
+                 '--channels=1', '--vocab_size=300', '--shard_size=300', '--shared_by=3',
+                 f'--out={out}')
     assert result.returncode == 0, result.stderr
 
     # the texts of each split, and the same without the set's name and the article
@@ -190,6 +193,9 @@ def test_prepared_icons_have_splits_that_are_held_out(tmp_path):
     named = {split: {text for text in some if ': ' in text} for split, some in texts.items()}
     assert len(bare['val']) >= 1 and not bare['val'] & bare['train']
     assert bare['pairs'] <= bare['train'] and not named['pairs'] & named['train']
+    assert not any('rare' in text for some in texts.values() for text in some)
+    counts = read_meta(out)['counts']['input']
+    assert counts['icons: a name of few sets, or a drawing again'] == 2
     assert sum(map(len, named.values())) == 640
 
 
