@@ -4,7 +4,7 @@
 #     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
 #     sh results/release.sh captions       two seeds and a decoder, 2 to 3 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
-#     sh results/release.sh icons          weights/icons and results/icons.json, 5 hours on a core
+#     sh results/release.sh icons          weights/icons and results/icons.json, 4 hours on a core
 #     sh results/release.sh tables         the tables of README.md and docs/results.md
 #
 # RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
@@ -93,15 +93,16 @@ with open('weights/captions/ten.txt', 'w') as f:
 END
 }
 
-# one network of all icons, its figures, and the export with the sets and their licences
+# one network of the names that 20 sets share, its figures, and the export with the sets and their
+# licences
 icons() {
-    out=out/icons_all
-    $PY prepare.py config/icons.py --input="$ICONS/json/*.json" --vocab_size=1536 \
-        --out=data/icons_all
-    others=unconditional+l2t+complete+2*causal
-    $PY train.py config/icons.py --dataset=icons_all --out_dir=$out --max_iters=7000 \
-        --mode="$others+3*t2l:48%,$others+6*t2l" --compile=true $TRAIN
-    evaluate="$PY evaluate.py config/icons.py --dataset=icons_all --out_dir=$out"
+    out=out/icons_shared
+    $PY prepare.py config/icons.py --input="$ICONS/json/*.json" --shared_by=20 --vocab_size=1024 \
+        --out=data/icons_shared
+    others=unconditional+l2t+complete
+    $PY train.py config/icons.py --dataset=icons_shared --out_dir=$out --max_iters=8000 \
+        --mode="$others+5*t2l+2*causal:20%,$others+4*t2l+4*causal" --compile=true $TRAIN
+    evaluate="$PY evaluate.py config/icons.py --dataset=icons_shared --out_dir=$out"
     $evaluate --n=1000 $EVAL
     $evaluate --tasks=image --n=500 --sweep="latent_steps=1,2,4,8,16,32" $EVAL
     keep $out icons
@@ -118,9 +119,9 @@ from data import PackedDataset
 from tasks.judge import parse
 
 sets = set()
-tokenizer = load_tokenizer('data/icons_all')
+tokenizer = load_tokenizer('data/icons_shared')
 for split in ('train', 'val', 'pairs', 'sets'):
-    data = PackedDataset('data/icons_all', split)
+    data = PackedDataset('data/icons_shared', split)
     sets |= {parse(tokenizer.decode(data.ids(i)))[0] for i in range(len(data))}
 
 def linked(name, of):
