@@ -143,6 +143,8 @@ def sources_of(knobs):
         (knobs.input == 'icons' and knobs.image_size != SHEET_SIZE,
          f'input=icons needs image_size={SHEET_SIZE}, channels=1, found {knobs.image_size} and '
          f'{knobs.channels}'),
+        (knobs.shared_by and (knobs.input == 'icons' or not is_icons(knobs)),
+         f'shared_by={knobs.shared_by} is of Iconify\'s sets, .json'),
         (knobs.image_size % knobs.patch,
          f'image_size {knobs.image_size} must be a multiple of patch {knobs.patch}'),
         (knobs.val_input and (not knobs.input or knobs.latents_from or is_icons(knobs)),

@@ -347,8 +347,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step
         certainty = certainty.clamp(min=torch.finfo(certainty.dtype).min)
 
         # the most certain ones of each row are unmasked, so many as are due, and at least one
-        value = torch.full(masked.shape, -torch.inf)                     # (B, L), on the host
-        scatter_at(value, positions, certainty.float().cpu())
+        value = torch.full(masked.shape, -torch.inf, dtype=certainty.dtype)          # (B, L)
+        scatter_at(value, positions, certainty.cpu())
         order = value.argsort(dim=1, descending=True, stable=True)
         rank = order.argsort(dim=1)                                      # (B, L), 0 is first
         due = due + part_of_step(n, i, steps)

@@ -39,8 +39,8 @@ Controls
     diffusion       captions that are written the most certain token first
     text_first      both: a caption from left to right, and then its picture
     alone           of the same caption, without the half
-    lead            over near_set, nearest or alone, picture by picture, where both have a figure; of
-                    distances below 0 is better
+    lead            over near_set, nearest or alone, picture by picture; of distances below 0 is
+                    better
 The judge has learned from the training pictures that mean, copy, near_set and nearest show, so
 their named, words and style are somewhat too high. images.npz has the first 100 of each kind.
 """

@@ -773,6 +773,7 @@ def test_given_latents_may_be_those_of_an_encoder_of_arrays_and_of_several_vecto
      'import_dir and latents_from each say'),
     (dict(image_size=8), 'image_size is set, but input=a.fasta is no folder'),
     (dict(image_size=10, patch=4), 'multiple of patch 4'),
+    (dict(shared_by=9), 'shared_by=9 is of Iconify'),
     (dict(val_input='a.fasta', latents_from='z.npy'), 'val_input goes with'),
     (dict(latents_from='z.npy', encoder='lsa'), 'name their encoder')])
 def test_knobs_that_contradict_each_other_are_refused(knobs, words):
