@@ -488,8 +488,9 @@ def test_the_image_task_has_every_figure_beside_its_controls(made):
 
     # they are not near; the captions of pairs are those of other training pictures
     assert found['ridge/pairs_distance'] < found['pairs_distance']
-    assert found['lead/pairs_distance'] == pytest.approx(
-        found['pairs_distance'] - found['near_set/pairs_distance'])
+    for metric in ('pairs_distance', 'pairs_named', 'pairs_style'):
+        assert found[f'lead/{metric}'] == pytest.approx(
+            found[metric] - found[f'near_set/{metric}']), metric
     assert found['real/pairs_nearest'] < found['pairs_nearest']
     assert found['nearest/pairs_any'] > 40 and found['nearest/val_exact'] == 0
     assert found['lead/pairs_f1'] == pytest.approx(found['pairs_f1'] - found['nearest/pairs_f1'])
