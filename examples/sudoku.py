@@ -1,14 +1,19 @@
 """
-Who can fill a sudoku, whichever cells are given?
+Who can fill a sudoku, and in how few calls of the network?
 
-A masked network learns every pattern of gaps, and may fill the most certain cell first. A decoder
-writes from left to right; to see all clues it reads the puzzle before the grid, in twice the time.
+A masked network may fill all cells of which it is sure in one call, wherever they are. A decoder
+writes from left to right. To see all clues it reads the puzzle before the grid, so its rows are
+twice as long, and in the same time it sees half as many.
 
-    masked     loss = 1/t * sum over masked i of -log p(x^i | x_t),        t ~ U(.1, 1)
-    decoder    loss =       sum over masked i of -log p(x^i | x_t, x^<i)
+    masked     loss = 1/t * mean over gaps of  m^i * -log p(x^i | x_t),     t ~ U(.1, 1)
+               where m^i = 1 with probability t: the gap i is masked in x_t
+    decoder    loss = mean over gaps of  -log p(x^i | puzzle, x^<i)
 
-    python examples/sudoku.py 0      trains both from seed 0, on equally many grids, and prints how
-many % of new puzzles with so many clues become a right grid. All take the likeliest digits.
+    python examples/sudoku.py 0            trains both from seed 0, an hour each on a core
+    python examples/sudoku.py 0 FILE       tries puzzles of a file, too: 81 digits a line, 0 a gap
+
+prints how many % of new puzzles with so many clues become their grid, and in how many calls for
+each. All take the likeliest digit.
 """
 import sys
 from functools import partial
@@ -16,81 +21,115 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from toy_sudoku import L, MASK, V, draw_grids, is_right, logits_of, train
-from diffusion import MaskedText, rank_in_row
+from toy_sudoku import L, MASK, V, draw_puzzles, is_right, logits_of, train
+from diffusion import MaskedText
 from noise import Noise, rows_of
-from samplers import confidence, first_hitting, make_propose
+from samplers import confidence, first_hitting, in_blocks, make_propose
 
-CLUES = (6, 12, 18, 24)
-
-
-def masked_loss(model, x, rng):
-    x_t, mask, t = corrupt(x, rng)
-
-    # why 1/t? See why_one_over_t.py
-    nll = F.cross_entropy(logits_of(model, x_t).mT, x, reduction='none')             # (B, L)
-    return (mask / t * nll).mean()
+TRAINED_ON = range(24, 31)     # clues
+TRIED_ON = (24, 27, 30, 36, 45)
 
 
-def decoder_loss(model, x, rng):
-    # the decoder reads the puzzle, and then the grid up to a cell. It is scored where the puzzle
-    # has a gap
-    x_t, mask, _ = corrupt(x, rng)
-    return F.cross_entropy(logits_of(model, x, puzzle=x_t)[mask], x[mask])
-
-
-def corrupt(x, rng):
+def masked_loss(model, x, given, rng):
     # t begins at .1, so that the weight 1/t stays small
     t = 0.1 + 0.9 * torch.rand(len(x), 1, generator=rng)
-    mask = torch.rand(x.shape, generator=rng) < t                        # (B, L)
-    return torch.where(mask, MASK, x), mask, t
+    mask = ~given & (torch.rand(x.shape, generator=rng) < t)             # (B, L)
+    logits = logits_of(model, torch.where(mask, MASK, x))
+
+    # why 1/t? See why_one_over_t.py
+    nll = F.cross_entropy(logits.mT, x, reduction='none')                # (B, L)
+    return (mask / t * nll).sum() / (~given).sum()
 
 
-def fill(model, sampler, puzzles):
-    """ Each call fills one cell of each grid, which the sampler chooses. """
-    def denoise(x, t, positions):
+def decoder_loss(model, x, given, rng):
+    logits = logits_of(model, x, puzzle=torch.where(given, x, MASK))
+    return F.cross_entropy(logits[~given], x[~given])
+
+
+# ---- ways to fill puzzles (n, L): grids (n, L), and how many calls each took
+
+def fill(model, sampler, puzzles, **knobs):
+    """ By a sampler of the masked network. """
+    n_rows = 0
+
+    def denoise(x, t, positions, rows=None):
+        nonlocal n_rows
+        n_rows += len(x)
         return logits_of(model, x, positions=positions)
 
-    # temperature 0: the likeliest digit. L steps: a cell in each
-    is_given = puzzles != MASK
+    # temperature 0: the likeliest digit. At most L calls, a cell in each
     noise = Noise(0, rows_of(len(puzzles)))
-    return sampler(denoise, make_propose(0.0, 1.0), MaskedText(V), puzzles, is_given, L, noise)
+    grids = sampler(denoise, make_propose(0.0, 1.0), MaskedText(V), puzzles, puzzles != MASK, L,
+                    noise, **knobs)
+    return grids, n_rows / len(puzzles)
 
 
-def fill_in_order(model, puzzles, reads_puzzle):
-    """ From left to right. """
-    x = puzzles.clone()
-    read = puzzles if reads_puzzle else None
+def fill_in_order(model, puzzles, n_beams):
+    """ By the decoder, which goes on with the n_beams likeliest beginnings of each grid. """
+    n = len(puzzles)
+    reads = puzzles.repeat_interleave(n_beams, 0)                        # (n W, L)
+    x = reads.view(n, n_beams, L).clone()
+    log_p = torch.full((n, n_beams), -torch.inf)
+    log_p[:, 0] = 0                                                      # they begin as one
     for i in range(L):
-        # a cell that is given keeps its digit
-        digit = logits_of(model, x, puzzle=read)[:, i].argmax(1)
-        x[:, i] = torch.where(x[:, i] == MASK, digit, x[:, i])
-    return x
+        logits = logits_of(model, x[:, :, :i + 1].flatten(0, 1), puzzle=reads)[:, i]
+        of_digit = logits.log_softmax(1).view(n, n_beams, V)
+
+        # a digit that is given is certain
+        digit = puzzles[:, i, None]                                      # (n, 1)
+        is_given = digit != MASK
+        is_other = is_given & (torch.arange(V) != digit)                 # (n, V)
+        of_digit = of_digit.masked_fill(is_given[:, None], 0)
+        of_digit = of_digit.masked_fill(is_other[:, None], -torch.inf)
+
+        # of all beginnings with all digits the likeliest
+        log_p, best = (log_p[:, :, None] + of_digit).flatten(1).topk(n_beams)        # (n, W)
+        x = x[torch.arange(n)[:, None], best // V]
+        x[:, :, i] = best % V
+    return x[:, 0], (puzzles == MASK).double().sum(1).mean().item()
 
 
-def main(seed=0, steps=500, n=200):
-    # both from the same seed, with the same steps and grids
-    masked = train(masked_loss, False, seed, steps)
-    decoder = train(decoder_loss, True, seed, steps)
-    ways = {'masked, the most certain cell first': partial(fill, masked, confidence),
+def puzzles_of(file, n):
+    """ The first n puzzles of a file, (n, L). """
+    with open(file) as lines:
+        rows = [[int(digit) for digit in line.strip()] for line, _ in zip(lines, range(n))]
+    digits = torch.tensor(rows)
+    return torch.where(digits == 0, MASK, digits - 1)
+
+
+def main(seed=0, file=None, steps=8000, n=200, n_puzzles=2000):
+    # equal networks, tokens and time: a row of the decoder is twice as long
+    puzzles = draw_puzzles(n_puzzles, TRAINED_ON, seed)
+    masked = train(masked_loss, False, puzzles, seed, steps)
+    decoder = train(decoder_loss, True, puzzles, seed, steps // 2)
+    ways = {'masked, all that are sure': partial(fill, masked, confidence, threshold=.99),
+            'masked, the most certain first': partial(fill, masked, confidence),
             'masked, in random order': partial(fill, masked, first_hitting),
-            'masked, from left to right': partial(fill_in_order, masked, reads_puzzle=False),
-            'decoder, from left to right': partial(fill_in_order, decoder, reads_puzzle=True)}
+            'masked, from left to right': partial(fill, masked, in_blocks(confidence, 1)),
+            'decoder, from left to right': partial(fill_in_order, decoder, n_beams=1),
+            'decoder, with 8 beams': partial(fill_in_order, decoder, n_beams=8)}
 
-    # new grids; of each the cells with the smallest random numbers are given
-    rng = torch.Generator().manual_seed(1000)
-    grids = draw_grids(n, rng)
-    rank = rank_in_row(torch.rand(n, L, generator=rng))
-    print(f'{"% right, with so many clues":36}' + ''.join(f'{clues:8}' for clues in CLUES))
+    # new puzzles
+    sets = {}
+    for clues in TRIED_ON:
+        grids, given = draw_puzzles(n, [clues], 1000 + clues)
+        sets[clues] = torch.where(given, grids, MASK)
+    if file:
+        sets[file] = puzzles_of(file, n)
+
+    print(f'{"% right, calls":32}' + ''.join(f'{str(name)[:12]:>13}' for name in sets))
     found = {}
     for name, fill_by in ways.items():
-        for clues in CLUES:
-            filled = fill_by(torch.where(rank < clues, grids, MASK))
-            found[name, clues] = 100 * is_right(filled).double().mean().item()
-        row = ''.join(f'{found[name, clues]:8.1f}' for clues in CLUES)
-        print(f'{name:36}{row}', flush=True)
+        print(f'{name:32}', end='', flush=True)
+        for clues, of_set in sets.items():
+            filled, calls = fill_by(of_set)
+            keeps_clues = ((filled == of_set) | (of_set == MASK)).all(1)
+            right = 100 * (is_right(filled) & keeps_clues).double().mean().item()
+            found[name, clues] = right, calls
+            print(f'{right:7.1f} {calls:5.1f}', end='', flush=True)
+        print()
     return found
 
 
 if __name__ == '__main__':
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), *sys.argv[2:])

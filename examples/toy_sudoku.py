@@ -1,9 +1,10 @@
 """
-Grids of sudoku, 6 x 6, and a small network that learns them. A grid is 36 digits from 0 to 5, line
-by line. No row, column or box (2 x 3) has a digit twice. There are 28 million.
+Puzzles of sudoku, 9 x 9, and a small network that learns them. A grid is 81 digits from 0 to 8,
+line by line. No row, column or box (3 x 3) has a digit twice. The clues of a puzzle leave one grid.
 """
-import itertools
+import random
 import sys
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -12,50 +13,120 @@ import torch.nn as nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from model import Model, ModelConfig
+from runs.muon import Muon
 
-L, V, MASK = 36, 8, 8          # EOS and PAD are digits that no grid uses
-CELLS = torch.arange(L).view(6, 6)
-BOXES = CELLS.view(3, 2, 2, 3).transpose(1, 2).reshape(6, 6)
-GROUPS = torch.cat([CELLS, CELLS.T, BOXES])                # (18, 6): cells that share no digit
-
-# the 720 ways to write a row, and which two may stand in one grid, and in one box
-ROWS = torch.tensor(list(itertools.permutations(range(6))))
-FIT_IN_COLUMNS = (ROWS[:, None] != ROWS).all(2)            # (720, 720)
-HAS_LEFT = (ROWS[:, :3, None] == torch.arange(6)).any(1)   # (720, 6): digits of its left half
-FIT_IN_BOX = ~(HAS_LEFT[:, None] & HAS_LEFT).any(2)
+L, V, MASK = 81, 11, 11        # EOS and PAD are digits that no grid uses
+CELLS = torch.arange(L)
+ROW = CELLS // 9
+COLUMN = CELLS % 9
+BOX = ROW // 3 * 3 + COLUMN // 3
+GROUPS = torch.stack([of == i for of in (ROW, COLUMN, BOX) for i in range(9)])       # (27, 81)
+GROUPS_OF = GROUPS.T.nonzero()[:, 1].view(L, 3).tolist()   # of each cell: its row, column and box
 
 
-def draw_grids(n, rng):
-    """ (n, 36), row by row, each drawn from those that fit the rows above. There are some. """
-    rows = [torch.randint(720, (n,), generator=rng)]
-    for i in range(1, 6):
-        # it must differ from all rows above in every column
-        fits = torch.stack([FIT_IN_COLUMNS[row] for row in rows]).all(0)             # (n, 720)
-        if i % 2:                                          # the second row of two boxes
-            fits &= FIT_IN_BOX[rows[-1]]
-        rows.append(torch.multinomial(fits.float(), 1, generator=rng)[:, 0])
-    return ROWS[torch.stack(rows, 1)].flatten(1)
+# ---- puzzles
+
+def solutions(puzzle, rng):
+    """ The grids of a puzzle, a list of 81 where MASK is a gap, one after the other, in random
+    order. The next cell is one with the fewest digits left, so a wrong digit is noticed soon. """
+    grid = list(puzzle)
+    free = [2**9 - 1] * 27                                 # digits left in each group, as bits
+    gaps = [cell for cell in range(L) if grid[cell] == MASK]
+    for cell in set(range(L)) - set(gaps):
+        for group in GROUPS_OF[cell]:
+            free[group] &= ~(1 << grid[cell])
+
+    def fill(gaps):
+        if not gaps:
+            yield list(grid)
+            return
+        fits = {}
+        for cell in gaps:
+            row, column, box = GROUPS_OF[cell]
+            fits[cell] = free[row] & free[column] & free[box]
+        cell = min(gaps, key=lambda cell: fits[cell].bit_count())
+
+        # each digit that fits, and the rest of the grid after it
+        rest = [other for other in gaps if other != cell]
+        for digit in rng.sample(range(9), 9):
+            if fits[cell] >> digit & 1:
+                grid[cell] = digit
+                for group in GROUPS_OF[cell]:
+                    free[group] ^= 1 << digit
+                yield from fill(rest)
+                for group in GROUPS_OF[cell]:
+                    free[group] ^= 1 << digit
+    yield from fill(rng.sample(gaps, len(gaps)))
+
+
+def draw_puzzle(clues, rng):
+    """ A grid, and which of its cells are given, as lists of 81. So many clues, or a few more where
+    each of them is needed. """
+    grid = next(solutions([MASK] * L, rng))
+    puzzle = list(grid)
+    n = L
+    for cell in rng.sample(range(L), L):
+        if n == clues:
+            break
+
+        # the digit goes, unless that makes a second grid possible
+        puzzle[cell] = MASK
+        n -= 1
+        if len(list(islice(solutions(puzzle, rng), 2))) == 2:
+            puzzle[cell] = grid[cell]
+            n += 1
+    return grid, [digit != MASK for digit in puzzle]
+
+
+def draw_puzzles(n, clues, seed):
+    """ Grids (n, 81), and which cells are given, (n, 81) bool. The number of clues of each puzzle is
+    drawn from the sequence `clues`. """
+    rng = random.Random(seed)
+    puzzles = [draw_puzzle(rng.choice(clues), rng) for _ in range(n)]
+    grids, given = zip(*puzzles)
+    return torch.tensor(grids), torch.tensor(given)
+
+
+def moved(grids, given, rng):
+    """ The same puzzles as others: bands, lines in a band, and digits change places, and rows become
+    columns. Of each there are 1.2 trillion. """
+    n = len(grids)
+
+    def lines():
+        band = torch.rand(n, 3, 1, generator=rng).argsort(1)
+        line = torch.rand(n, 3, 3, generator=rng).argsort(2)
+        return (3 * band + line).flatten(1)                              # (n, 9)
+
+    # which cell comes to this one
+    cells = 9 * lines()[:, :, None] + lines()[:, None]                   # (n, 9, 9)
+    is_turned = torch.rand(n, 1, 1, generator=rng) < .5
+    cells = torch.where(is_turned, cells.mT, cells).flatten(1)
+    digits = torch.rand(n, 9, generator=rng).argsort(1)
+    return digits.gather(1, grids.gather(1, cells)), given.gather(1, cells)
 
 
 def is_right(grids):
-    """ (n,): whether each row, column and box of grids (n, 36) has each digit once. """
-    return (grids[:, GROUPS].sort(2).values == torch.arange(6)).all(2).all(1)
+    """ (n,): whether each row, column and box of grids (n, 81) has each digit once. """
+    cells = GROUPS.nonzero()[:, 1].view(27, 9)
+    return (grids[:, cells].sort(2).values == torch.arange(9)).all(2).all(1)
 
+
+# ---- the network
 
 class GridModel(Model):
-    """ The network of the project, which also reads where a digit stands: an embedding a cell.
-    reads_puzzle: before the grid it reads a puzzle, all from left to right. """
+    """ The network of the project, which also reads where a digit stands: in which row, column and
+    box. reads_puzzle: before the grid it reads a puzzle, all from left to right. """
 
-    def __init__(self, reads_puzzle):
+    def __init__(self, reads_puzzle, width=128):
         seq_len = 2 * L if reads_puzzle else L
-        super().__init__(ModelConfig(vocab_size=V, seq_len=seq_len, depth=4, heads=4, width=96,
+        super().__init__(ModelConfig(vocab_size=V, seq_len=seq_len, depth=4, heads=4, width=width,
                                      streams=('text',), text_clock=False))
-        self.cell_embedding = nn.Parameter(0.3 * torch.randn(L, 96))
+        self.place = nn.Parameter(0.3 * torch.randn(3, 9, width))
 
     def embed_inputs(self, tokens, *others):
         text, *rest = super().embed_inputs(tokens, *others)
-        n_grids = tokens.shape[1] // L
-        return text + self.cell_embedding.repeat(n_grids, 1), *rest
+        of_cell = self.place[0, ROW] + self.place[1, COLUMN] + self.place[2, BOX]    # (81, C)
+        return text + of_cell.repeat(2, 1)[:tokens.shape[1]], *rest
 
 
 def logits_of(model, x, puzzle=None, positions=None):
@@ -67,16 +138,34 @@ def logits_of(model, x, puzzle=None, positions=None):
     return logits[:, L:]                                   # those of the puzzle are not used
 
 
-def train(loss_of, reads_puzzle, seed, steps):
-    """ A network after so many steps on loss_of(model, grids (64, 36), rng), each on new grids. """
+def train(loss_of, reads_puzzle, puzzles, seed, steps):
+    """ A network after so many steps on loss_of(model, grids (64, 81), given, rng). Each time the
+    puzzles are moved, so that none is learned by heart. """
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     model = GridModel(reads_puzzle)
-    optimizer = torch.optim.AdamW(model.parameters())
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and 'blocks' in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or 'blocks' not in name]
+    optimizers = (Muon(matrices, 3e-3, weight_decay=0, iterations=3, dtype=torch.float32),
+                  torch.optim.AdamW(others, 3e-3, weight_decay=0))
+
+    grids, given = puzzles
+    total = 0
     for step in range(steps):
-        # the rate rises for 50 steps and falls to 0; every grid is new, so none is learned by heart
-        optimizer.param_groups[0]['lr'] = 3e-3 * min((step + 1) / 50, 1 - step / steps)
-        loss_of(model, draw_grids(64, rng), rng).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        some = torch.randint(len(grids), (64,), generator=rng)
+        loss = loss_of(model, *moved(grids[some], given[some], rng), rng)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1)
+        for optimizer in optimizers:
+            # the rate rises for 100 steps, and in the second half it falls to 0
+            for group in optimizer.param_groups:
+                group['lr'] = 3e-3 * min((step + 1) / 100, 1, 2 * (1 - step / steps))
+            optimizer.step()
+            optimizer.zero_grad()
+
+        total += loss.item()
+        if step % 100 == 99:
+            print(f'\rstep {step + 1:,} of {steps:,}, loss {total / 100:.3f} ', end='',
+                  file=sys.stderr, flush=True)
+            total = 0
     return model.eval().requires_grad_(False)

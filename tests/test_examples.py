@@ -3,6 +3,7 @@ forms or sums over all texts, so they hold on any machine. """
 import importlib
 import json
 import math
+import random
 import sys
 
 import pytest
@@ -75,19 +76,61 @@ def test_an_example_proves_its_claim(name, monkeypatch, capsys):
     assert 4 <= len(capsys.readouterr().out.splitlines()) <= 20
 
 
-def test_sudoku_draws_right_grids_and_fills_a_puzzle_around_its_clues(monkeypatch):
-    """ The whole example trains for minutes. """
+@pytest.fixture
+def sudoku(monkeypatch):
+    """ The whole example trains for hours. """
     monkeypatch.syspath_prepend(str(FOLDER))
-    sudoku = importlib.import_module('sudoku')
-    grids = sudoku.draw_grids(100, torch.Generator().manual_seed(0))
-    by_row = (torch.arange(6)[:, None] + torch.arange(6)) % 6            # right but for the boxes
-    assert sudoku.is_right(grids).all() and not sudoku.is_right(by_row.flatten()[None]).any()
-    assert not sudoku.is_right(grids[:, [1, 0, *range(2, 36)]]).any()
+    return importlib.import_module('sudoku')
 
-    model = sudoku.train(sudoku.masked_loss, False, seed=0, steps=2)
-    puzzles = torch.where(torch.arange(36) % 3 == 0, grids, sudoku.MASK)
-    filled = sudoku.fill(model, sudoku.confidence, puzzles)
-    assert (filled == puzzles).sum() == 12 * 100 and (filled != sudoku.MASK).all()
+
+def test_the_clues_of_a_sudoku_leave_one_grid_and_moving_it_makes_another(sudoku):
+    toy = sys.modules['toy_sudoku']
+    grids, given = sudoku.draw_puzzles(4, [30], seed=0)
+    assert toy.is_right(grids).all() and (given.sum(1) == 30).all()
+    for grid, of_grid in zip(grids, given):
+        puzzle = torch.where(of_grid, grid, sudoku.MASK).tolist()
+        assert [*toy.solutions(puzzle, random.Random(1))] == [grid.tolist()]
+
+    moved, given_then = toy.moved(grids, given, torch.Generator().manual_seed(0))
+    assert toy.is_right(moved).all() and (given_then.sum(1) == 30).all()
+    assert not (moved == grids).all(1).any()
+    puzzle = torch.where(given_then[0], moved[0], sudoku.MASK).tolist()
+    assert [*toy.solutions(puzzle, random.Random(1))] == [moved[0].tolist()]
+
+    # right but for its boxes, its columns, its rows
+    line = torch.arange(9)
+    by_row = (line[:, None] + line) % 9
+    of_boxes = (3 * line[:, None] + line[:, None] // 3 + line) % 9
+    rows_alone = line.expand(9, 9)
+    wrong = torch.stack([by_row, rows_alone, rows_alone.T]).flatten(1)
+    assert toy.is_right(of_boxes.flatten()[None]).all() and not toy.is_right(wrong).any()
+
+
+def test_each_way_to_fill_a_sudoku_keeps_its_clues(sudoku):
+    puzzles = sudoku.draw_puzzles(3, [45], seed=0)
+    masked = sudoku.train(sudoku.masked_loss, False, puzzles, seed=0, steps=2)
+    decoder = sudoku.train(sudoku.decoder_loss, True, puzzles, seed=0, steps=2)
+    grids, given = puzzles
+    asked = torch.where(given, grids, sudoku.MASK)
+    for filled, calls in (sudoku.fill(masked, sudoku.confidence, asked, threshold=0.),
+                          sudoku.fill(masked, sudoku.in_blocks(sudoku.confidence, 1), asked),
+                          sudoku.fill_in_order(decoder, asked, n_beams=1),
+                          sudoku.fill_in_order(decoder, asked, n_beams=3)):
+        assert (filled[given] == asked[given]).all() and (filled != sudoku.MASK).all()
+        assert calls == pytest.approx(1 if calls < 2 else 36)
+
+
+def test_beams_of_a_sudoku_find_the_likeliest_grid(sudoku, monkeypatch):
+    """ Against all grids: two gaps, a table of probabilities, as many beams as digits. """
+    table = torch.randn(sudoku.V + 1, sudoku.V, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(sudoku, 'logits_of', lambda model, x, puzzle: table[x.roll(1, 1)])
+    puzzles = torch.arange(81)[None] % 9
+    puzzles[0, 40:42] = sudoku.MASK
+    log_p = table.log_softmax(1)
+    a, b = torch.meshgrid(*2 * [torch.arange(sudoku.V)], indexing='ij')
+    best = (log_p[puzzles[0, 39], a] + log_p[a, b]).argmax()             # what follows is certain
+    filled, _ = sudoku.fill_in_order(None, puzzles, n_beams=sudoku.V)
+    assert filled[0, 40:42].tolist() == [a.flatten()[best], b.flatten()[best]]
 
 
 def test_the_cells_of_the_notebook_run_in_order(tmp_path, monkeypatch, capsys):
