@@ -69,7 +69,7 @@ device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 KNOBS = read_knobs(__file__)
-SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'damage')
+SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'beams', 'strength', 'damage')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------

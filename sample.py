@@ -287,8 +287,8 @@ DIRECTIONS = {
     't2l': Direction(draw_embedding, FROM_TEXT | TO_LATENT | {'svg'}),
     'complete': Direction(draw_rest, {'text', 'image', 'box'} | TO_LATENT),
     't2l2t': Direction(draw_round_trip,
-                       FROM_TEXT | TO_TEXT | TO_LATENT | {'rerank', 'latent_clock'}),
-    'l2t': Direction(draw_from_latent, FROM_TEXT | FROM_LATENT | TO_TEXT | {'rerank'}),
+                       FROM_TEXT | TO_TEXT | TO_LATENT | {'rerank', 'beams', 'latent_clock'}),
+    'l2t': Direction(draw_from_latent, FROM_TEXT | FROM_LATENT | TO_TEXT | {'rerank', 'beams'}),
     'infill': Direction(draw_gaps, FROM_TEXT | FROM_LATENT | TO_TEXT | {'like'}),
     'edit': Direction(draw_edit, FROM_TEXT | TO_TEXT | {
         'latents', 'latent_clock', 'like', 'towards', 'away', 'strength'}),

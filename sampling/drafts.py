@@ -8,6 +8,7 @@ latent a, and misses the wanted z with its embedding e, says where to aim next:
 
 Letters: n texts, N latent vectors, D latent dims, K drafts of a text in a round.
 """
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 
 from noise import rows_of_parts
 from samplers import part_of_step
+from sampling.beams import write_by_beams
 from sampling.texts import blank, tidied, write
 
 MOST_DRAFTS = 4096             # that the knob rerank allows
@@ -38,33 +40,32 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
     n_rounds = min(ROUNDS, max(1, knobs.rerank // AIMS))
     n_written = 0                                          # drafts of each text that is missed
     for i in range(n_rounds):
-        # write K drafts of each text, from its aims in turn
+        # K drafts of each text, from its aims: (the text, an aim, how many from this aim)
         K = part_of_step(knobs.rerank, i, n_rounds)
-        text_of = []
-        aims = []
+        asked = []
         for j in missed:
-            nearest = [draft.aim for draft in found[j][:AIMS]] or [raw[j]]
-            for k in range(K):
-                text_of.append(j)
-                aims.append(nearest[k % len(nearest)])
-        aims = torch.stack(aims)
-        lengths = None
-        if lengths_of is not None:
-            lengths = lengths_of[text_of]
-        # each draft is a sample of its own, whatever other texts are still missed
-        now = rows_of_parts(rows[missed], np.full(len(missed), K), MOST_DRAFTS)
-        now[:, 1] += n_written
-        n_written += K
-        tokens, known_mask = blank(run.net, len(aims), knobs, lengths, now)
-        z = run.stats.standardise(aims)
-        tokens = write(run.net, tokens, known_mask, z, knobs, must_differ=True, on_step=on_step,
-                       rows=now)
+            aims = [draft.aim for draft in found[j][:AIMS]] or [raw[j]]
+            for a, aim in enumerate(aims[:K]):
+                asked.append((j, aim, part_of_step(K, a, min(K, len(aims)))))
 
-        # those that are new, each once: {(the text it is a draft of, the draft): its aim}. They
-        # are tidied, as diffusion may leave tokens after an EOS, or write no EOS at all
+        # write them
+        if knobs.beams > 1:
+            z = run.stats.standardise(torch.stack([aim for _, aim, _ in asked]))
+            written = [run.decode(texts) for texts in write_by_beams(run.net, z, knobs)]
+        else:
+            # each draft is a sample of its own, whatever other texts are still missed
+            now = rows_of_parts(rows[missed], np.full(len(missed), K), MOST_DRAFTS)
+            now[:, 1] += n_written
+            written = draw_drafts(run, asked, now, knobs, lengths_of, on_step)
+        n_written += K
+
+        # those that are new, each once: {(the text it is a draft of, the draft): its aim}
         new = {}
-        for j, text, aim in zip(text_of, run.decode(tidied(run.net, tokens)), aims):
-            if all(text != draft.text for draft in found[j]):
+        for (j, aim, n), texts in zip(asked, written):
+            known = [draft.text for draft in found[j]]
+            fresh = [text for text in dict.fromkeys(texts)
+                     if text not in known and (j, text) not in new]
+            for text in fresh[:n]:
                 new[j, text] = aim
 
         # embed them, and aim at the other side of what they miss
@@ -86,3 +87,22 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         if not missed:
             break
     return [drafts[0].text for drafts in found]
+
+
+def draw_drafts(run, asked, rows, knobs, lengths_of, on_step):
+    """ Of each (text, aim, n) n random texts, a list of lists. rows (their sum, 2): of noise.py.
+    """
+    n_each = [n for _, _, n in asked]
+    text_of = np.repeat([j for j, _, _ in asked], n_each)
+    aims = torch.stack([aim for _, aim, _ in asked])
+    z = run.stats.standardise(aims.repeat_interleave(torch.tensor(n_each), 0))
+    lengths = None
+    if lengths_of is not None:
+        lengths = lengths_of[text_of]
+    tokens, known_mask = blank(run.net, len(z), knobs, lengths, rows)
+    tokens = write(run.net, tokens, known_mask, z, knobs, must_differ=True, on_step=on_step,
+                   rows=rows)
+
+    # tidied, as diffusion may leave tokens after an EOS, or write no EOS at all
+    texts = iter(run.decode(tidied(run.net, tokens)))
+    return [[*islice(texts, n)] for n in n_each]

@@ -48,6 +48,9 @@ class SamplingKnobs:
                                     # the data's latents, and the network reads it at clock s
     rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, and keep the
                                     # one whose embedding is nearest to the given latent
+    beams: int = 1                  # [1, 64]; l2t, from left to right: seek the likeliest text with
+                                    # so many beams, in place of greedy or random tokens. Drafts are
+                                    # then the likeliest new texts of each aim
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents
@@ -75,4 +78,4 @@ RULES = read_knobs(__file__)
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 # those of all texts, whatever the direction
 TEXT_KNOBS = tuple(name for name in RULES if name not in (
-    'solver', 'latent_steps', 'latent_clock', 'rerank', 'strength', 'sample_batch', 'seed'))
+    'solver', 'latent_steps', 'latent_clock', 'rerank', 'beams', 'strength', 'sample_batch', 'seed'))

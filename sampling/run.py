@@ -41,6 +41,7 @@ from noise import rows_of, rows_of_parts
 from runs.checkpoint import as_written, load_model
 from samplers import no_callback
 from sampling.denoise import FILLS, Denoiser
+from sampling.beams import write_by_beams
 from sampling.drafts import nearest_drafts
 from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs
@@ -179,7 +180,7 @@ class Run:
               on_step=no_callback, **knobs):
         """
         l2t: a text from each latent (raw, not standardised), or from the embedding of each text.
-        Returns a list of str. The knob rerank: the nearest of so many drafts, embedded again.
+        Returns a list of str. The knob rerank: the nearest of so many drafts, embedded again. The knob beams: the likeliest that so many beams find.
         lengths_of (n, L): tokens, whose lengths the texts get where the run does not learn lengths.
         """
         if (texts is None) == (latents is None):
@@ -197,10 +198,15 @@ class Run:
         """ The texts of raw latents (n, N, D), a list of str: what `write` does once its arguments
         are read. knobs: SamplingKnobs. rows (n, 2): as noise.rows_of gives them. must_differ: more
         than one text is wanted of the same latent, so these shall not be equal. """
+        if knobs.beams > 1 and must_differ:
+            raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
+                             'out')
         if knobs.rerank > 1:
             return nearest_drafts(self, raw, rows, knobs, lengths_of, on_step)
-        tokens, known_mask = blank(self.net, len(raw), knobs, lengths_of, rows)
         z = self.stats.standardise(raw)
+        if knobs.beams > 1:
+            return self.decode(write_by_beams(self.net, z, knobs)[:, 0])
+        tokens, known_mask = blank(self.net, len(raw), knobs, lengths_of, rows)
         tokens = write(self.net, tokens, known_mask, z, knobs, must_differ=must_differ,
                        on_step=on_step, rows=rows)
         return self.decode(tokens)

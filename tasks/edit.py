@@ -32,13 +32,13 @@ import torch
 import torch.nn.functional as F
 
 from corpora.words import WORD, words
+from sampling.beams import fill_by_beams
 from sampling.inputs import moved
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
 from sampling.run import BOTH, FILLS, Needs
 from sampling.texts import write
 from tasks.common import Figures, Task, derangement, encode, read_classes
-from tasks.infill import left_to_right
 from tasks.measures import spaced
 
 RIVAL = 'left_to_right'
@@ -147,7 +147,7 @@ def change(run, ctx, asked, z, from_left_to_right=False, **changed):
 
     # the same positions are filled either way, and all others are known
     if from_left_to_right:
-        tokens = left_to_right(run.net, tokens, masked, z, batch=knobs.sample_batch)
+        tokens = fill_by_beams(run.net, tokens, masked, z, batch=knobs.sample_batch)
     else:
         tokens = write(run.net, tokens, ~masked, z, knobs, inner=masked)
     return run.decode(tokens)

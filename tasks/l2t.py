@@ -42,7 +42,7 @@ def measure(run, ctx):
     # where it writes both ways, one greedy text of each as well
     written = write_with_controls(run, ctx)
     if run.net.is_causal and run.net.fills_masks and not ctx.knobs['sampler']:
-        greedy = dict(rerank=1, temperature=0.0)
+        greedy = dict(rerank=1, beams=1, temperature=0.0)
         written['diffusion'] = generate(run, ctx, sampler='confidence', **greedy)
         written['left_to_right'] = generate(run, ctx, sampler='autoregressive', block_size=0,
                                              **greedy)
@@ -63,13 +63,13 @@ def write_with_controls(run, ctx):
     asked = damaged(run, ctx.raw, ctx.knobs['damage'], ctx.knobs['seed'])
     return {'': generate(run, ctx),
             'shuffled': generate(run, ctx, other),
-            'null': generate(run, ctx, guidance=0.0),
+            'null': generate(run, ctx, guidance=0.0, beams=1),
             RIVAL: nearest_training_texts(run, ctx.folder, asked)}
 
 
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows, with their damage. A sweep calls it too. """
-    own = {name: ctx.knobs[name] for name in ('latent_clock', 'rerank', 'damage')}
+    own = {name: ctx.knobs[name] for name in ('latent_clock', 'rerank', 'beams', 'damage')}
     knobs = ctx.sampling | own | knobs
 
     # all rows are damaged before some are chosen: so a row has the same damage in any part of them
@@ -113,7 +113,7 @@ def count_near(texts, others, threshold=0.8):
 
 
 TASK = Task(
-    Needs(BOTH, (WRITES,)), (*TEXT_KNOBS, 'latent_clock', 'rerank', 'damage'), measure,
+    Needs(BOTH, (WRITES,)), (*TEXT_KNOBS, 'latent_clock', 'rerank', 'beams', 'damage'), measure,
     prepare=prepare, generate=generate, judge=judge, rival=RIVAL, embeds=True, takes_two=True,
     headlines=(('text from embedding, BLEU', '', 'bleu'),
                ('  by diffusion, greedy', 'diffusion', 'bleu'),

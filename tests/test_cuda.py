@@ -29,7 +29,7 @@ from runs.muon import Muon
 from samplers import SAMPLERS
 from sampling.run import Run
 from sampling.solvers import SOLVERS
-from tasks.infill import left_to_right
+from sampling.beams import fill_by_beams
 from toys import l2t, net_of, random_inputs, random_network
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a card: make gpu')
@@ -172,7 +172,7 @@ def test_a_run_trains_writes_by_every_sampler_and_embeds_by_every_solver(
     assert len(run.write([text], rerank=3)) == 1           # the nearest of three drafts
     tokens, is_gap = run.pack([text]), torch.arange(run.net.L)[None] == 2
     z = run.latents_of([text], run.encode([text]))
-    beams = left_to_right(run.net, tokens, is_gap, z, K=3)
+    beams = fill_by_beams(run.net, tokens, is_gap, z, K=3)
     assert torch.equal(beams.cpu()[~is_gap], tokens[~is_gap])
 
 

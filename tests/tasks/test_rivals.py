@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sampling.beams import fill_by_beams
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import changed_by
 from tasks import edit, infill
@@ -48,7 +49,7 @@ def test_gaps_are_a_share_of_each_text_and_their_rival_is_8_beams_from_the_same_
 
     def accuracy(K, z):
         gaps = torch.where(masked, V, ctx.tokens)
-        found = infill.left_to_right(run.net, gaps, masked, z, K)
+        found = fill_by_beams(run.net, gaps, masked, z, K)
         n_right = ((found == ctx.tokens) & masked).sum(1)
         return 100 * (n_right / masked.sum(1)).mean().item()
     figures = infill.measure(run, ctx)
@@ -68,7 +69,7 @@ def test_an_edit_changes_what_loses_and_its_rival_is_8_beams_from_the_new_latent
     gaps = torch.where(masked, V, ctx.tokens)
     nothing = changed_by(run.net, ctx.tokens, ctx.raw, ctx.raw, SamplingKnobs())
     assert nothing.equal((torch.arange(L) == 0).expand(60, L)), 'both read the same half'
-    texts, weaker, of_old = (run.decode(infill.left_to_right(run.net, gaps, masked, latents, K))
+    texts, weaker, of_old = (run.decode(fill_by_beams(run.net, gaps, masked, latents, K))
                              for latents, K in ((z, 8), (z, 1), (ctx.raw, 8)))
     assert texts != weaker and texts != of_old, 'the test would see nothing'
 

@@ -1,0 +1,102 @@
+""" Whole texts by beam search, against all texts. """
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sampling.beams import beams, write_by_beams
+from sampling.knobs import SamplingKnobs
+from sampling.texts import blank, write
+from toys import net_of, random_network, toy_run
+
+V, L, EOS, PAD, BANNED = 7, 4, 5, 6, 3
+WORDS = (0, 1, 2, 4)
+TEXTS = torch.tensor([[*words, *[EOS, PAD, PAD, PAD, PAD][:L - n]]
+                      for n in range(L + 1) for words in itertools.product(WORDS, repeat=n)])
+Z = torch.randn(40, 2, 6, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def net():
+    """ A random network whose tokens depend on the latent and on each other. """
+    model = random_network(V, L, shortcut=True)
+    torch.nn.init.normal_(model.embed.weight, std=10.)
+    return net_of(model, 'l2t+causal', eos=EOS, pad=PAD, banned=[BANNED])
+
+
+@torch.no_grad()
+def log_p_of_texts(net):
+    """ (40, n): of all texts, by the network as it is trained. PAD follows an EOS by rule. """
+    found = []
+    for z in Z:
+        zero = torch.zeros(len(TEXTS))
+        logits, _ = net.model(TEXTS, z.expand(len(TEXTS), -1, -1), zero, zero,
+                              n_causal=len(TEXTS), predict=('text',))
+        logits[:, :, PAD] = -torch.inf
+        log_p = logits.log_softmax(2).gather(2, TEXTS[..., None])[..., 0]
+        found.append(log_p.masked_fill(TEXTS == PAD, 0).sum(1))
+    return torch.stack(found)
+
+
+def test_many_beams_find_the_likeliest_of_all_texts_and_one_is_greedy(net):
+    log_p = log_p_of_texts(net)
+    best = log_p.topk(3).indices                                         # (40, 3)
+    found = write_by_beams(net, Z, SamplingKnobs(beams=64))
+    assert (found[:, :3] == TEXTS[best]).all(), 'in order'
+    assert len({TEXTS[i].eq(PAD).sum().item() for i in best[:, 0]}) > 1, 'of several lengths'
+
+    one = write_by_beams(net, Z, SamplingKnobs(beams=1))[:, 0]
+    greedy = write(net, *blank(net, len(Z), SamplingKnobs()), Z,
+                   SamplingKnobs(sampler='autoregressive', temperature=0.))
+    assert one.equal(greedy) and not one.equal(TEXTS[best[:, 0]])
+
+    # a text has the same beams in any batch
+    alone = write_by_beams(net, Z[2:3], SamplingKnobs(beams=3, sample_batch=1))
+    assert alone.equal(write_by_beams(net, Z, SamplingKnobs(beams=3))[2:3])
+
+
+def test_a_latent_with_errors_is_read_at_its_clock(net):
+    clean = write_by_beams(net, Z, SamplingKnobs(beams=4))
+    noisy = write_by_beams(net, Z, SamplingKnobs(beams=4, latent_clock=.7))
+    at_its_clock = net.at_clock(Z, .7)
+    tokens = torch.full((len(Z), L), V)
+    expected = beams(net, tokens, tokens == V, at_its_clock, 4, may_end=True, s=.7)
+    unscaled = beams(net, tokens, tokens == V, Z, 4, may_end=True, s=.7)
+    assert noisy.equal(expected) and not noisy.equal(clean) and not noisy.equal(unscaled)
+
+
+def test_drafts_are_the_likeliest_new_texts_of_each_aim(net):
+    """ Round 1: the beams of the latent. Later: of each of the four nearest aims the likeliest. """
+    rounds = []
+
+    def encoder(texts):
+        rounds.append(texts)
+        return torch.tensor([eval(text) for text in texts])
+    run = toy_run(net, encoder=encoder)
+    run.decode = lambda tokens: [str(F.one_hot(x[:2], 6).tolist()) for x in tokens % 6]
+    beams_of = write_by_beams(net, run.stats.standardise(Z), SamplingKnobs(beams=8))
+    most = 0
+    for z, texts in zip(Z, beams_of):
+        first = list(dict.fromkeys(run.decode(texts)))[:4]
+        aims = z.expand(len(first), -1, -1)
+        cosine = F.cosine_similarity(run.encode(first).flatten(1), aims.flatten(1)).tolist()
+        assert run.write(latents=z[None], beams=8, rerank=4) == [first[cosine.index(max(cosine))]]
+
+        rounds.clear()
+        run.write(latents=z[None], beams=8, rerank=24)
+        assert rounds[0] == first and max(map(len, rounds)) <= 4
+        embedded = sum(rounds, [])
+        assert len(set(embedded)) == len(embedded), 'none is embedded twice'
+        most = max([most, *map(len, rounds[1:])])
+    assert most > 1, 'several aims have new ones'
+
+
+@pytest.mark.parametrize('knobs', [dict(temperature=.5), dict(guidance=2.), dict(nucleus=.9),
+                                   dict(sampler='confidence')])
+def test_beams_refuse_what_they_do_not_have(net, knobs):
+    name, = knobs
+    with pytest.raises(ValueError, match=name):
+        write_by_beams(net, Z, SamplingKnobs(beams=4, **knobs))
+    with pytest.raises(ValueError, match='num_samples'):
+        toy_run(net).write(latents=Z, beams=4, num_samples=2)
