@@ -12,6 +12,7 @@ import torch.nn as nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from base.console import progress_bar
 from model import Model, ModelConfig
 from runs.muon import Muon
 
@@ -79,17 +80,18 @@ def draw_puzzle(clues, rng):
 
 
 def draw_puzzles(n, clues, seed):
-    """ Grids (n, 81), and which cells are given, (n, 81) bool. The number of clues of each puzzle is
-    drawn from the sequence `clues`. """
+    """ Grids (n, 81), and which cells are given, (n, 81) bool. The number of clues of each puzzle
+    is drawn from the sequence `clues`. """
     rng = random.Random(seed)
-    puzzles = [draw_puzzle(rng.choice(clues), rng) for _ in range(n)]
+    bar = progress_bar(range(n), desc=f'puzzles of {min(clues)} to {max(clues)} clues')
+    puzzles = [draw_puzzle(rng.choice(clues), rng) for _ in bar]
     grids, given = zip(*puzzles)
     return torch.tensor(grids), torch.tensor(given)
 
 
 def moved(grids, given, rng):
-    """ The same puzzles as others: bands, lines in a band, and digits change places, and rows become
-    columns. Of each there are 1.2 trillion. """
+    """ The same puzzles as others: bands, lines in a band, and digits change places, and rows
+    become columns. Of each there are 1.2 trillion. """
     n = len(grids)
 
     def lines():
@@ -150,8 +152,8 @@ def train(loss_of, reads_puzzle, puzzles, seed, steps):
                   torch.optim.AdamW(others, 3e-3, weight_decay=0))
 
     grids, given = puzzles
-    total = 0
-    for step in range(steps):
+    bar = progress_bar(range(steps), desc='the decoder' if reads_puzzle else 'the masked one')
+    for step in bar:
         some = torch.randint(len(grids), (64,), generator=rng)
         loss = loss_of(model, *moved(grids[some], given[some], rng), rng)
         loss.backward()
@@ -162,10 +164,6 @@ def train(loss_of, reads_puzzle, puzzles, seed, steps):
                 group['lr'] = 3e-3 * min((step + 1) / 100, 1, 2 * (1 - step / steps))
             optimizer.step()
             optimizer.zero_grad()
-
-        total += loss.item()
         if step % 100 == 99:
-            print(f'\rstep {step + 1:,} of {steps:,}, loss {total / 100:.3f} ', end='',
-                  file=sys.stderr, flush=True)
-            total = 0
+            bar.set_postfix(loss=loss.item())
     return model.eval().requires_grad_(False)
