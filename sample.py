@@ -349,11 +349,12 @@ def respond(run, direction, config):
 
 def describe_latents(run, direction, given, n_each, raw):
     """ A line on each latent. """
+    if run.net.model.config.spatial:
+        hint = '' if png or save or svg else ' (--png=FILE writes it)'
+        return [f'picture {i + 1}{hint}' for i in range(len(raw))]
     shape = f'latent of {tuple(raw.shape[1:])}'
-    if direction in ('latent', 'complete'):
+    if direction == 'latent':
         return [shape] * len(raw)
-    if png:
-        return [f'picture {i + 1}' for i in range(len(raw))]
 
     # of a text: what the encoder itself says
     try:

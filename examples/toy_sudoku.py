@@ -140,9 +140,10 @@ def logits_of(model, x, puzzle=None, positions=None):
     return logits[:, L:]                                   # those of the puzzle are not used
 
 
-def train(loss_of, reads_puzzle, puzzles, seed, steps):
-    """ A network after so many steps on loss_of(model, grids (64, 81), given, rng). Each time the
-    puzzles are moved, so that none is learned by heart. """
+def train(loss_of, reads_puzzle, puzzles, seed, steps, compiles=False):
+    """ A network after so many steps on loss_of(network, grids (64, 81), given, rng). Each time the
+    puzzles are moved, so that none is learned by heart. compiles: half the time, after a minute of
+    work for a C++ compiler. """
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     model = GridModel(reads_puzzle)
@@ -151,11 +152,15 @@ def train(loss_of, reads_puzzle, puzzles, seed, steps):
     optimizers = (Muon(matrices, 3e-3, weight_decay=0, iterations=3, dtype=torch.float32),
                   torch.optim.AdamW(others, 3e-3, weight_decay=0))
 
+    learner = model
+    if compiles:
+        torch._dynamo.config.suppress_errors = True        # without a compiler it goes on, slower
+        learner = torch.compile(model)
     grids, given = puzzles
     bar = progress_bar(range(steps), desc='the decoder' if reads_puzzle else 'the masked one')
     for step in bar:
         some = torch.randint(len(grids), (64,), generator=rng)
-        loss = loss_of(model, *moved(grids[some], given[some], rng), rng)
+        loss = loss_of(learner, *moved(grids[some], given[some], rng), rng)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1)
         for optimizer in optimizers:

@@ -18,16 +18,18 @@ PY=${PY:-python}
 MINILM=${MINILM:-minilm}
 FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder=$MINILM
 
-# results.json of a run as results/NAME.json, without paths of this machine
+# results.json of a run as results/NAME.json, without paths of this machine; of its best checkpoint,
+# or the latest
 keep() {
-    $PY - "$1" "$2" << 'END'
+    $PY - "$1" "$2" "${3:-best}" << 'END'
 import sys
 from pathlib import Path
 from runs.checkpoint import find_checkpoint
 from runs.export import results_of
 from runs.results import write_results
-out, name = sys.argv[1:]
-write_results(f'results/{name}.json', results_of(Path(out) / 'results.json', find_checkpoint(out)))
+out, name, which = sys.argv[1:]
+write_results(f'results/{name}.json',
+              results_of(Path(out) / 'results.json', find_checkpoint(out, which)))
 END
 }
 
@@ -100,14 +102,17 @@ icons() {
     $PY prepare.py config/icons.py --input="$ICONS/json/*.json" --shared_by=20 --vocab_size=1024 \
         --out=data/icons_shared
     others=unconditional+l2t+complete
-    $PY train.py config/icons.py --dataset=icons_shared --out_dir=$out --max_iters=8000 \
+    $PY train.py config/icons.py --dataset=icons_shared --out_dir=$out --max_iters=7000 \
         --mode="$others+5*t2l+2*causal:20%,$others+4*t2l+4*causal" --compile=true $TRAIN
-    evaluate="$PY evaluate.py config/icons.py --dataset=icons_shared --out_dir=$out"
-    $evaluate --n=1000 $EVAL
-    $evaluate --tasks=image --n=500 --sweep="latent_steps=1,2,4,8,16,32" $EVAL
-    keep $out icons
+    # the last one: drawings become better when the bound of names that are new no longer does
+    evaluate="$PY evaluate.py config/icons.py --dataset=icons_shared --out_dir=$out --which=latest"
+    $evaluate --n=600 $EVAL
+    for sweep in guidance=1,2,3,4,6 latent_steps=1,2,4,8,16,32; do
+        $evaluate --tasks=image --n=300 --sweep=$sweep $EVAL
+    done
+    keep $out icons latest
     rm -rf weights/icons
-    $PY -m runs.export --out_dir=$out --to=weights/icons --weights_dtype=float16 \
+    $PY -m runs.export --out_dir=$out --which=latest --to=weights/icons --weights_dtype=float16 \
         --license=cc-by-4.0 --hardware="${HARDWARE:-a CPU core}" \
         --data="icons of Iconify's sets, each under its own licence: sets.md"
     $PY - "$ICONS/json" << 'END'

@@ -1,12 +1,17 @@
-""" weights/captions, the export that comes with the repository: what README opens with. """
+""" weights/captions and weights/icons, which come with the repository: what README opens with. """
+import importlib
 import re
+import sys
 
 import numpy as np
 import pytest
 
+from corpora.icons import SHEET, SHEET_SIZE, read_sheet
+from corpora.images import pixels
 from data import dataset_folder
 from launch import ROOT, assert_refused, flags, run, run_each
 from sample import Run
+from tasks.image import distance
 from tasks.measures import word_f1
 
 FOLDER = ROOT / 'weights/captions'
@@ -62,3 +67,50 @@ def test_every_direction_works_from_the_weights(loaded):
     cosine = (z * latents).sum(1) / np.linalg.norm(z, axis=1) / np.linalg.norm(latents, axis=1)
     assert cosine.mean() > .8 and (z @ latents.T).argmax(1).tolist() == list(range(len(SOURCES)))
     assert f1(loaded.write(latents=z)) > .5
+
+
+# ---- icons
+
+def test_eight_hearts_are_drawn_by_the_line_of_the_readme(tmp_path):
+    pytest.importorskip('PIL', reason='needs pillow')
+    from PIL import Image
+    file = tmp_path / 'hearts.png'
+    result = run('sample.py', *flags(out_dir='weights/icons', mode='t2l', text='a heart',
+                                     num_samples=8, png=file))
+    assert result.returncode == 0 and '8 pictures' in result.stdout, result.stderr
+    with Image.open(file) as picture:
+        assert picture.getextrema()[0] < 30 and picture.getextrema()[1] > 225, 'strokes, no fog'
+
+
+def test_drawings_are_nearest_to_the_mean_of_their_name_and_differ():
+    pytest.importorskip('PIL', reason='needs pillow')
+    run_of_icons = Run(str(ROOT / 'weights/icons'))
+    names = ('heart', 'umbrella', 'folder', 'rocket', 'lock', 'star', 'home', 'camera')
+    icons = read_sheet(SHEET, SHEET_SIZE)
+    means = []
+    for name in names:
+        inks = [np.frombuffer(icon.ink, np.uint8) for icon in icons if icon.words == (name,)]
+        means.append(255 - np.mean(inks, 0).reshape(1, SHEET_SIZE, SHEET_SIZE, 1))
+
+    n_right = 0
+    for i, name in enumerate(names[:3]):
+        drawn = pixels(run_of_icons, run_of_icons.embed([f'a {name}'], num_samples=8))
+        far = np.stack([distance(drawn, mean) for mean in means])        # (names, 8)
+        n_right += (far.argmin(0) == i).sum()
+        between = [distance(drawn[k:k + 1], drawn[k + 1:]).min() for k in range(7)]
+        assert min(between) > 20, 'no two are the same'
+    assert n_right >= 16, 'of 24; by chance 3'
+
+
+def test_the_picture_of_the_readme_is_made_by_its_example(tmp_path, monkeypatch):
+    pytest.importorskip('matplotlib', reason='needs matplotlib')
+    pytest.importorskip('PIL', reason='needs pillow')
+    monkeypatch.syspath_prepend(str(ROOT / 'examples'))
+    example = importlib.import_module('one_name_many_drawings')
+    monkeypatch.setattr(example, 'NAMES', ('heart',))
+    monkeypatch.setattr(example, 'N_DRAWN', 5)
+    monkeypatch.setattr(sys, 'argv', ['', f'--save={tmp_path / "one.png"}'])
+    example.main()
+    from PIL import Image
+    with Image.open(tmp_path / 'one.png') as picture:
+        assert min(picture.size) > 200 and picture.convert('L').getextrema() == (0, 255)
