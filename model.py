@@ -168,8 +168,9 @@ def attention_with_prefix(q, k, v, K):
 
 def rotary_angles(length, head_dim):
     """ l * 10000^(-j / (d/2)) of position l and channel pair j: (L, d/2), float64. """
-    frequency = 10_000 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    return torch.outer(torch.arange(length, dtype=torch.float64), frequency)
+    of_pair = torch.arange(0, head_dim, 2, dtype=torch.float64, device='cpu') / head_dim
+    position = torch.arange(length, dtype=torch.float64, device='cpu')
+    return torch.outer(position, 10_000 ** -of_pair)
 
 
 def rotate(x, cos, sin):
@@ -184,9 +185,10 @@ def grid_positions(n, width):
     """ Fixed sines and cosines of row and column for a square grid of n cells: (n, width). """
     side = math.isqrt(n)
     quarter = width // 4
-    frequency = 10_000 ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
-    row = torch.arange(n) // side
-    column = torch.arange(n) % side
+    frequency = 10_000 ** (-torch.arange(quarter, dtype=torch.float64, device='cpu') / quarter)
+    cell = torch.arange(n, device='cpu')
+    row = cell // side
+    column = cell % side
 
     of_row = torch.outer(row.double(), frequency)
     of_column = torch.outer(column.double(), frequency)
@@ -201,8 +203,8 @@ class TimestepEmbedding(nn.Module):
 
     def __init__(self, width, n_frequencies=128):
         super().__init__()
-        exponent = -torch.arange(n_frequencies, dtype=torch.float64) / n_frequencies
-        self.register_buffer('frequency', (10_000 ** exponent).float(), persistent=False)
+        exponent = torch.arange(n_frequencies, dtype=torch.float64, device='cpu') / n_frequencies
+        self.register_buffer('frequency', (10_000 ** -exponent).float(), persistent=False)
         self.up = nn.Linear(2 * n_frequencies, width)
         self.down = nn.Linear(width, width)
 

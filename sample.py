@@ -129,6 +129,10 @@ def check_knobs(run, direction, config):
         if on_command_line(name) and not config[name].strip():
             raise ValueError(f'{name} is blank: the model has nothing to go by')
 
+    if config['beams'] > 1 and (svg or watch):
+        raise ValueError(f'beams={config["beams"]}: a search has no steps to show; leave svg and '
+                         'watch out')
+
     # where to write
     if png or svg and direction == 't2l':
         images_of(run)

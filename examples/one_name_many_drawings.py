@@ -25,10 +25,10 @@ from corpora.icons import SHEET, SHEET_SIZE, as_patches, read_sheet
 from corpora.images import pixels
 from sampling.run import Run
 
-NAMES = ('heart', 'umbrella', 'folder open', 'rocket')
-MISSING = 'folder add'       # these sets lack it
-STYLES = ('tabler', 'pixelarticons', 'mdi', 'teenyicons')
-UNSEEN = ('carbon', 'famicons', 'gg', 'heroicons', 'uil')     # sets that are held out
+NAMES = ('heart', 'camera', 'folder open', 'rocket')
+MISSING = 'umbrella'           # these sets lack it, by any name
+STYLES = ('pixelarticons', 'teenyicons', 'heroicons-solid', 'octicon')
+UNSEEN = ('carbon', 'famicons', 'gg', 'heroicons', 'uil')    # sets that are held out
 N_DRAWN, N_NAMED = 8, 5
 
 
@@ -63,7 +63,7 @@ def row_of_styles(run):
 
 
 def row_of_written(run, icons):
-    """ Drawings and the names written for them: one of each name at most, evenly over the sheet. """
+    """ Drawings of sets that are held out, evenly over them, and the names written for them. """
     unseen = [*{icon.words: icon for icon in icons if icon.set in UNSEEN}.values()]
     some = unseen[::len(unseen) // N_NAMED][:N_NAMED]
     patches = [as_patches(icon.ink, SHEET_SIZE, run.meta['source']['patch']) for icon in some]

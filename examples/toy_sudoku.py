@@ -125,10 +125,23 @@ class GridModel(Model):
                                      streams=('text',), text_clock=False))
         self.place = nn.Parameter(0.3 * torch.randn(3, 9, width))
 
+        # from left to right, at the place of a digit the digit before it is read: it says where
+        # that stands, too
+        self.place_before = None
+        if reads_puzzle:
+            self.place_before = nn.Parameter(0.3 * torch.randn(3, 9, width))
+
     def embed_inputs(self, tokens, *others):
         text, *rest = super().embed_inputs(tokens, *others)
-        of_cell = self.place[0, ROW] + self.place[1, COLUMN] + self.place[2, BOX]    # (81, C)
-        return text + of_cell.repeat(2, 1)[:tokens.shape[1]], *rest
+        place = of_cells(self.place)
+        if self.place_before is not None:
+            place = (place + of_cells(self.place_before).roll(1, 0)).repeat(2, 1)
+        return text + place[:tokens.shape[1]], *rest
+
+
+def of_cells(place):
+    """ Vectors of the 9 rows, columns and boxes (3, 9, C) -> of the 81 cells (81, C). """
+    return place[0, ROW] + place[1, COLUMN] + place[2, BOX]
 
 
 def logits_of(model, x, puzzle=None, positions=None):
@@ -147,10 +160,10 @@ def train(loss_of, reads_puzzle, puzzles, seed, steps, compiles=False):
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     model = GridModel(reads_puzzle)
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and 'blocks' in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or 'blocks' not in name]
+    groups = model.parameter_groups()
+    matrices = groups.pop('matrices')
     optimizers = (Muon(matrices, 3e-3, weight_decay=0, iterations=3, dtype=torch.float32),
-                  torch.optim.AdamW(others, 3e-3, weight_decay=0))
+                  torch.optim.AdamW(sum(groups.values(), []), 3e-3, weight_decay=0))
 
     learner = model
     if compiles:

@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
 
 from base.console import warn, warn_once
 from base.files import check, one_line, read_sealed, regular, short, why
@@ -280,20 +281,34 @@ def weights_file(files):
     return 'ema.safetensors' if 'ema.safetensors' in files else 'model.safetensors'
 
 
+class WithoutDraws(TorchFunctionMode):
+    """ Leaves normal_ out. On the meta device there is nothing to draw, and torch would import its
+    compiler for it: two seconds at the start of each command. """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.nn.init.normal_:
+            return kwargs['tensor']
+        if function is torch.Tensor.normal_:
+            return args[0]
+        return function(*args, **kwargs)
+
+
 def check_network(path, config, weights):
     """ ValueError unless a file's weights {name: tensor} are those of the network. It is tried on
     the meta device, without memory. """
     try:
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
         shallow = replace(config, depth=min(config.depth, len(weights) + 1))
-        with torch.device('meta'):
-            sketch = Model(shallow)
 
-        # the tables of positions are in no file
-        of_tables = sum(table.nbytes for table in sketch.buffers())
+        # the tables of positions are in no file, and they alone are made with numbers: a row of
+        # each token, and in pictures of each patch
+        n_bytes = 16 * (config.seq_len * config.width + config.n_latents * config.latent_width)
         of_weights = sum(weight.nbytes for weight in weights.values())
-        if of_tables > max(of_weights, 2 ** 28):
+        if n_bytes > max(of_weights, 2 ** 28):
             raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')
+        with torch.device('meta'), WithoutDraws():
+            sketch = Model(shallow)
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:
         # whatever torch says of a network that it cannot make or fill: here it is a wrong file

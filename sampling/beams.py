@@ -7,9 +7,12 @@ It seeks likely texts: there is no temperature and no guidance.
 
 Letters: n texts, K beams of each, L text tokens, V vocabulary, N latent vectors, D latent dims.
 """
+from dataclasses import replace
+
 import torch
 
-from samplers import before
+from samplers import SAMPLERS, before
+from sampling.texts import check_together, settle
 
 
 def fill_by_beams(net, tokens, masked, z, K=8, batch=128):
@@ -37,11 +40,15 @@ def write_by_beams(net, z, knobs):
 
 
 def check_beams(net, knobs):
-    if not net.is_causal or knobs.sampler not in ('', 'autoregressive'):
-        raise ValueError(f'beams={knobs.beams} search from left to right: train with '
-                         '--mode=l2t+causal, and leave the sampler out')
-    for name in ('temperature', 'guidance', 'nucleus'):
-        if getattr(knobs, name) not in (None, 1.0):
+    """ ValueError for knobs that a search does not have, and for a run that cannot search. """
+    _, settled = settle(net, replace(knobs, sampler=knobs.sampler or 'autoregressive'),
+                        from_latent=True)
+    if settled.sampler != 'autoregressive':
+        raise ValueError(f'beams={knobs.beams} search from left to right: leave sampler='
+                         f'{knobs.sampler} out')
+    check_together(net, settled, SAMPLERS['autoregressive'])
+    for name, wants in dict(temperature=0, guidance=1, nucleus=1, length=0).items():
+        if getattr(knobs, name) not in (None, wants):
             raise ValueError(f'{name}={getattr(knobs, name)}: beams seek the likeliest text, '
                              f'without {name}')
 

@@ -45,8 +45,8 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         asked = []
         for j in missed:
             aims = [draft.aim for draft in found[j][:AIMS]] or [raw[j]]
-            for a, aim in enumerate(aims[:K]):
-                asked.append((j, aim, part_of_step(K, a, min(K, len(aims)))))
+            for a, aim in enumerate(aims):
+                asked.append((j, aim, part_of_step(K, a, len(aims))))
 
         # write them
         if knobs.beams > 1:
@@ -84,6 +84,10 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         for j in missed:
             found[j].sort(key=lambda draft: -draft.cosine)
         missed = [j for j in missed if found[j][0].cosine < HIT]
+        if knobs.beams > 1:
+            # without a new draft the next round would have the same aims, and find the same beams
+            has_new = {j for j, _ in new}
+            missed = [j for j in missed if j in has_new]
         if not missed:
             break
     return [drafts[0].text for drafts in found]

@@ -50,7 +50,7 @@ class SamplingKnobs:
                                     # one whose embedding is nearest to the given latent
     beams: int = 1                  # [1, 64]; l2t, from left to right: seek the likeliest text with
                                     # so many beams, in place of greedy or random tokens. Drafts are
-                                    # then the likeliest new texts of each aim
+                                    # then the likeliest new texts of each aim, rerank at most
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents
@@ -78,4 +78,5 @@ RULES = read_knobs(__file__)
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 # those of all texts, whatever the direction
 TEXT_KNOBS = tuple(name for name in RULES if name not in (
-    'solver', 'latent_steps', 'latent_clock', 'rerank', 'beams', 'strength', 'sample_batch', 'seed'))
+    'solver', 'latent_steps', 'latent_clock', 'rerank', 'beams', 'strength', 'sample_batch',
+    'seed'))

@@ -40,8 +40,8 @@ from encoders import CODE, TABLE, check_texts, load_encoder
 from noise import rows_of, rows_of_parts
 from runs.checkpoint import as_written, load_model
 from samplers import no_callback
-from sampling.denoise import FILLS, Denoiser
 from sampling.beams import write_by_beams
+from sampling.denoise import FILLS, Denoiser
 from sampling.drafts import nearest_drafts
 from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs
@@ -180,13 +180,17 @@ class Run:
               on_step=no_callback, **knobs):
         """
         l2t: a text from each latent (raw, not standardised), or from the embedding of each text.
-        Returns a list of str. The knob rerank: the nearest of so many drafts, embedded again. The knob beams: the likeliest that so many beams find.
+        Returns a list of str. The knob rerank: the nearest of so many drafts, embedded again.
+        The knob beams: the likeliest text that so many beams find.
         lengths_of (n, L): tokens, whose lengths the texts get where the run does not learn lengths.
         """
         if (texts is None) == (latents is None):
             raise ValueError('write: give texts, or latents')
         self.check('l2t')
         knobs = SamplingKnobs(**knobs)
+        if knobs.beams > 1 and num_samples > 1:
+            raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
+                             'out')
         raw = embeddings(self, texts) if latents is None else self.to_raw(latents)
         rows = rows_of(len(raw), num_samples)
         if lengths_of is not None:
@@ -198,9 +202,6 @@ class Run:
         """ The texts of raw latents (n, N, D), a list of str: what `write` does once its arguments
         are read. knobs: SamplingKnobs. rows (n, 2): as noise.rows_of gives them. must_differ: more
         than one text is wanted of the same latent, so these shall not be equal. """
-        if knobs.beams > 1 and must_differ:
-            raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
-                             'out')
         if knobs.rerank > 1:
             return nearest_drafts(self, raw, rows, knobs, lengths_of, on_step)
         z = self.stats.standardise(raw)

@@ -15,9 +15,9 @@ Controls
                         would get. lead: how far ahead of it, text by text
     diffusion, left_to_right        where a network writes both ways, one greedy text of each
 
-With rerank the nearest to the latent is chosen of all, also of null. A damage (tasks/damage.py) is
-done to the latents that are read, also by `nearest`. What is written is compared with the right
-ones.
+With rerank the nearest to the latent is chosen of all, also of null. Null is written without beams.
+A damage (tasks/damage.py) is done to the latents that are read, also by `nearest`. What is written
+is compared with the right ones.
 """
 from collections import defaultdict
 

@@ -16,11 +16,11 @@ from launch import flags, log, measured, run_together, train_each
 from model import Stream
 from noise import Noise, rows_of
 from processes.gidd import GIDD
+from sampling.beams import fill_by_beams
 from sampling.knobs import SamplingKnobs
 from sampling.latents import settle_latents
 from sampling.run import Run
 from sampling.texts import blank, settle, write
-from tasks import infill
 from toys import l2t, net_of, random_inputs, random_network
 
 
@@ -296,8 +296,8 @@ def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides()
     best = texts[torch.arange(n), nats.view(n, 16).argmin(1)]
 
     gaps = torch.where(masked, 7, tokens)
-    assert infill.left_to_right(net, gaps, masked, z, K=16, batch=40).equal(best)
-    greedy = infill.left_to_right(net, gaps, masked, z, K=1)
+    assert fill_by_beams(net, gaps, masked, z, K=16, batch=40).equal(best)
+    greedy = fill_by_beams(net, gaps, masked, z, K=1)
     assert greedy[~masked].equal(tokens[~masked])
     assert (greedy != best).any(), 'a beam that sees nothing behind the gap'
     assert (greedy[:, None, 1:3] == fillings).all(2).any(1).all()

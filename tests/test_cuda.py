@@ -27,9 +27,9 @@ from model import (attention, attention_of_rows, attention_with_prefix, causal_m
                    rms_norm, squared_relu)
 from runs.muon import Muon
 from samplers import SAMPLERS
+from sampling.beams import fill_by_beams
 from sampling.run import Run
 from sampling.solvers import SOLVERS
-from sampling.beams import fill_by_beams
 from toys import l2t, net_of, random_inputs, random_network
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a card: make gpu')
