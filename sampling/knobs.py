@@ -57,7 +57,7 @@ class SamplingKnobs:
     solver: str = ''                # '' | ddim | dpmpp_2m | heun | ancestral; '': ancestral where
                                     # a latent is drawn from nothing, else dpmpp_2m
     latent_steps: int | None = None     # None | int [1, 1e5]; None: 1 where one vector is made from
-                                    # a text: the mean of what fits it; 16 where a picture is;
+                                    # a text: the mean of what fits it; 8 where a picture is;
                                     # else 32
     # ---- how
     sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows

@@ -19,7 +19,7 @@ def settle_latents(net, knobs, from_text):
     # of that at clock 1
     is_embedding = from_text and net.model.config.n_latents == 1 and net.latent.target != 'eps'
     is_picture = from_text and net.model.config.spatial
-    latent_steps = knobs.latent_steps or (1 if is_embedding else 16 if is_picture else 32)
+    latent_steps = knobs.latent_steps or (1 if is_embedding else 8 if is_picture else 32)
     solver = knobs.solver or ('dpmpp_2m' if from_text else 'ancestral')
 
     # pictures become clearer with guidance, and less various

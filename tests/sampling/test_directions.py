@@ -44,7 +44,7 @@ def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_both_predict
 
 
 @pytest.mark.parametrize('shape, is_of_text, guidance, steps', [
-    (dict(n_latents=4, spatial=True), True, 3.0, 16),
+    (dict(n_latents=4, spatial=True), True, 3.0, 8),
     (dict(n_latents=4, spatial=True), False, 0, 32),
     (dict(n_latents=4), True, 1.0, 32), (dict(n_latents=1), True, 1.0, 1),
     (dict(n_latents=1), False, 0, 32)])
