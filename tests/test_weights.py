@@ -1,6 +1,7 @@
 """ weights/captions and weights/icons, which come with the repository: what README opens with. """
 import importlib
 import re
+import subprocess
 import sys
 
 import numpy as np
@@ -67,6 +68,14 @@ def test_every_direction_works_from_the_weights(loaded):
     cosine = (z * latents).sum(1) / np.linalg.norm(z, axis=1) / np.linalg.norm(latents, axis=1)
     assert cosine.mean() > .8 and (z @ latents.T).argmax(1).tolist() == list(range(len(SOURCES)))
     assert f1(loaded.write(latents=z)) > .5
+
+
+def test_a_run_opens_without_torchs_compiler():
+    """ Its import takes two seconds. """
+    code = ("import sys; from sample import Run; Run('weights/captions'); "
+            "sys.exit('torch._dynamo' in sys.modules)")
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 # ---- icons
