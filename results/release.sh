@@ -119,15 +119,27 @@ icons() {
 import json
 import sys
 from pathlib import Path
+from corpora.icons import thing_of
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from tasks.judge import parse
 
+# the sets of all splits, and the names of train, without words of style
 sets = set()
+held_out = set()
+names = set()
 tokenizer = load_tokenizer('data/icons_shared')
 for split in ('train', 'val', 'pairs', 'sets'):
     data = PackedDataset('data/icons_shared', split)
-    sets |= {parse(tokenizer.decode(data.ids(i)))[0] for i in range(len(data))}
+    for i in range(len(data)):
+        of_set, name = parse(tokenizer.decode(data.ids(i)))
+        sets.add(of_set)
+        if split == 'sets':
+            held_out.add(of_set)
+        if split == 'train':
+            names.add(' '.join(thing_of(name)))
+with open('weights/icons/names.txt', 'w') as file:
+    file.writelines(f'{name}\n' for name in sorted(names))
 
 def linked(name, of):
     return f'[{name}]({of["url"]})' if of.get('url') else name
@@ -135,6 +147,7 @@ def linked(name, of):
 lines = ['# The sets of the data', '',
          'Each is under its own licence. Names and licences are those that Iconify records. '
          'Logos are marks of their owners.', '',
+         f'The network has not seen these sets: {", ".join(sorted(held_out - {""}))}.', '',
          '| set | name | authors | licence |', '|---|---|---|---|']
 for prefix in sorted(sets - {''}):
     info = json.loads((Path(sys.argv[1]) / f'{prefix}.json').read_text())['info']

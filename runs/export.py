@@ -202,7 +202,8 @@ def what_to_supply(config, meta, title):
     size = meta['source'].get('image_size')
     if size:
         return (f'Its latents are pictures of {size} x {size} pixels, so it needs nothing besides '
-                'this folder.')
+                'this folder. How they are\ndrawn, named and completed, and what the figures stand '
+                'beside, is in docs/images.md of the code.')
     if encoder is None:
         return 'Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.'
     name, revision = encoder['id'], encoder['revision']
