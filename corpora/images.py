@@ -148,8 +148,8 @@ def read_in_part(run, path, box):
     is each patch that is transparent somewhere, or lies in the box 'X0,Y0,X1,Y1', in pixels of the
     run's pictures. """
     cut = images_of(run)
-    if not os.path.isfile(path):
-        raise ValueError(f'image={path}: mode=complete reads one picture')
+    if os.path.isdir(path):
+        raise ValueError(f'image={path}: mode=complete reads one picture, not a folder')
     names, raw = read_pictures(run, path)
     S = cut['image_size']
     if box:
