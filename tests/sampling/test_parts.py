@@ -155,7 +155,7 @@ def test_a_picture_says_which_patches_are_given(tmp_path):
     for path, box, words in (('b.png', '', 'nothing in it is transparent'),
                              ('b.png', '1,2,3', 'expected X0,Y0,X1,Y1'),
                              ('b.png', '4,4,2,8', 'X0 below X1'), ('b.png', '0,0,8,9', 'to 8'),
-                             ('no.png', '', 'one picture')):
+                             ('no.png', '', 'no image that can be read'), ('.', '', 'one picture')):
         with pytest.raises(ValueError, match=words):
             read_in_part(run, str(tmp_path / path), box)
 

@@ -74,7 +74,7 @@ def test_texts_and_the_nearest_training_text_come_from_damaged_embeddings(run, r
     monkeypatch.setattr(l2t, 'nearest_training_texts',
                         lambda run, folder, z: read.update(nearest=z))
     run.write = lambda latents, **knobs: read.setdefault('written', []).append(latents)
-    knobs = dict(seed=0, damage='dims:.5', latent_clock=0., rerank=1)
+    knobs = dict(seed=0, damage='dims:.5', latent_clock=0., rerank=1, beams=1)
     ctx = Context(knobs, texts=[''] * len(raw), tokens=torch.zeros(len(raw), 3), raw=raw)
     monkeypatch.setattr(Context, 'sampling', {})
     l2t.write_with_controls(run, ctx)

@@ -529,4 +529,4 @@ def test_the_first_pictures_of_each_kind_are_kept_and_drawn(made):
     points = {(one['point']['guidance'], one['metric']): one['value']
               for one in records if one['point']}
     assert {metric for _, metric in points} >= {'named', 'words', 'frechet', 'calls'}
-    assert points[0.0, 'calls'] == points[1.0, 'calls'] == 16
+    assert points[0.0, 'calls'] == points[1.0, 'calls'] == 8
