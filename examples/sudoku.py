@@ -9,7 +9,7 @@ twice as long, and in the same time it sees half as many.
                where m^i = 1 with probability t: the gap i is masked in x_t
     decoder    loss = mean over gaps of  -log p(x^i | puzzle, x^<i)
 
-    python examples/sudoku.py 0            trains both from seed 0, 40 minutes each on a core
+    python examples/sudoku.py 0            trains both from seed 0, for hours on a core
     python examples/sudoku.py 0 FILE       tries puzzles of a file, too: 81 digits a line, 0 a gap
 
 prints how many % of new puzzles with so many clues (or a few more, where each is needed) become

@@ -155,8 +155,8 @@ def logits_of(model, x, puzzle=None, positions=None):
 
 def train(loss_of, reads_puzzle, puzzles, seed, steps, compiles=False):
     """ A network after so many steps on loss_of(network, grids (64, 81), given, rng). Each time the
-    puzzles are moved, so that none is learned by heart. compiles: half the time, after a minute of
-    work for a C++ compiler. """
+    puzzles are moved, so that none is learned by heart. compiles: it is faster, after a minute
+    of work for a C++ compiler. """
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
     model = GridModel(reads_puzzle)

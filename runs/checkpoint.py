@@ -301,9 +301,10 @@ def check_network(path, config, weights):
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
         shallow = replace(config, depth=min(config.depth, len(weights) + 1))
 
-        # the tables of positions are in no file, and they alone are made with numbers: a row of
-        # each token, and in pictures of each patch
-        n_bytes = 16 * (config.seq_len * config.width + config.n_latents * config.latent_width)
+        # the tables of positions are in no file, and they alone are made with numbers: a row for
+        # each token, as wide as a head, and in pictures one for each patch
+        of_text = config.seq_len * config.width // config.heads
+        n_bytes = 16 * (of_text + config.n_latents * config.latent_width)
         of_weights = sum(weight.nbytes for weight in weights.values())
         if n_bytes > max(of_weights, 2 ** 28):
             raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')

@@ -3,6 +3,7 @@ import os
 import random
 import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from base import files
 from base.writing import sealed
 from launch import same
+from model import Model, ModelConfig
 from runs import checkpoint
 from toys import CONFIG, KNOBS, META, new_run, save_each, states
 
@@ -192,3 +194,13 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     (out / 'data/meta.json').write_text(sealed(other))
     with pytest.raises(ValueError, match='data: tokenizer vocab_size is 300, expected 258'):
         checkpoint.load_model(out)
+
+
+def test_a_small_network_of_long_texts_is_read():
+    """ Its tables of positions are as wide as a head, and need 67 MB at most. """
+    config = ModelConfig(vocab_size=9, seq_len=2 ** 16, width=512, heads=8, depth=1,
+                         streams=('text',))
+    checkpoint.check_network('model.safetensors', config, Model(config).state_dict())
+    with pytest.raises(ValueError, match='more memory'):
+        checkpoint.check_network('model.safetensors', replace(config, seq_len=2 ** 30),
+                                 Model(config).state_dict())

@@ -58,6 +58,8 @@ def test_many_beams_find_the_likeliest_of_all_texts_and_one_is_greedy(net):
 
 def test_a_latent_with_errors_is_read_at_its_clock(net):
     clean = write_by_beams(net, Z, SamplingKnobs(beams=4))
+    same = SamplingKnobs(beams=4, temperature=0., guidance=1.)
+    assert write_by_beams(net, Z, same).equal(clean)
     noisy = write_by_beams(net, Z, SamplingKnobs(beams=4, latent_clock=.7))
     at_its_clock = net.at_clock(Z, .7)
     tokens = torch.full((len(Z), L), V)
@@ -93,7 +95,7 @@ def test_drafts_are_the_likeliest_new_texts_of_each_aim(net):
 
 
 @pytest.mark.parametrize('knobs', [dict(temperature=.5), dict(guidance=2.), dict(nucleus=.9),
-                                   dict(sampler='confidence')])
+                                   dict(length=2), dict(sampler='confidence')])
 def test_beams_refuse_what_they_do_not_have(net, knobs):
     name, = knobs
     with pytest.raises(ValueError, match=name):
