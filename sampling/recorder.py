@@ -34,6 +34,8 @@ class Frame:
     asked: torch.Tensor            # (B, L) where the network was asked in this step
     top_ids: torch.Tensor          # (B, L, K) the likeliest ids there, the likeliest first
     top_p: torch.Tensor            # (B, L, K) their probabilities
+    calls: torch.Tensor            # (B,) in how many steps the network was asked about each text
+    n_free: torch.Tensor           # (B,) how many tokens were to be written at the start
     step: int = 0                  # 0: the start
     first: int = 0                 # how many texts of other batches stand before these
 
@@ -71,7 +73,9 @@ class Recorder:
         if self.frames:
             last = self.frames[-1]
             first = last.first + len(last.tokens)
-        return Frame(tokens, no_p, nowhere, nowhere, *said, step=0, first=first)
+        n_free = (tokens >= self.mask_id).sum(1)
+        calls = torch.zeros_like(n_free)
+        return Frame(tokens, no_p, nowhere, nowhere, *said, calls, n_free, step=0, first=first)
 
     def after_step(self, tokens, logits, positions):
         before = self.frames[-1]
@@ -96,8 +100,9 @@ class Recorder:
         p = before.p.masked_fill(masked | is_new, torch.nan)
         written = is_new.flatten()[positions]
         p.view(-1)[positions[written]] = p_x[written]
-        return Frame(tokens, p, is_new, is_again, asked, all_ids, all_p, before.step + 1,
-                     before.first)
+        calls = before.calls + asked.any(1)
+        return Frame(tokens, p, is_new, is_again, asked, all_ids, all_p, calls, before.n_free,
+                     before.step + 1, before.first)
 
     def nothing_said(self, tokens):
         shape = (*tokens.shape, self.n_top)
@@ -205,11 +210,12 @@ PAUSE = 0.06                                               # seconds that a fram
 
 
 def headline(frame, mask_id):
-    """ What is happening, in a line. """
+    """ What is happening, in a line: means over the texts. """
     what = f'writes, from text {frame.first + 1} on' if frame.first else 'writes'
-    masked = frame.tokens >= mask_id
-    n_masked = masked.sum().item() / len(masked)
-    return f'{what} · step {frame.step} · {n_masked:.0f} of {masked.shape[1]} masked'
+    n_masked = (frame.tokens >= mask_id).sum(1).double().mean()
+    n_free = frame.n_free.double().mean()
+    calls = frame.calls.double().mean()
+    return f'{what} · calls {calls:.1f} of {n_free:.0f} · {n_masked:.0f} masked'
 
 
 def watcher(run, rows):

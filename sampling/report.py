@@ -69,7 +69,9 @@ def unmaskings(run, texts, raw):
         for row in range(n):
             source = texts[row] if 'latent' in run.net.streams else ''
             steps = steps_of(run.tokenizer, recorder.frames, row, run.net.text.mask_id)
-            found[row].append(dict(title=f'{row + 1}, {way}', source=source, **steps))
+            last = recorder.frames[-1]
+            title = f'{row + 1}, {way}, calls {last.calls[row]} of {last.n_free[row]}'
+            found[row].append(dict(title=title, source=source, **steps))
     return list(itertools.chain(*found))
 
 

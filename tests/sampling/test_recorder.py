@@ -84,8 +84,21 @@ def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
     l2t(loaded.net, some_latents(loaded, 2), watcher(loaded, 2), sampler='first_hitting', steps=4)
     frames = capsys.readouterr().out.split('\x1b[J')
     assert len(frames) == 5 and all(frame.startswith('\x1b[') for frame in frames[1:])
-    assert 'writes · step 0 · 32 of 32 masked' in frames[0]
-    assert 'writes · step 4 · 0 of 32 masked' in frames[-1]
+    assert 'writes · calls 0.0 of 32 · 32 masked' in frames[0]
+    assert 'writes · calls 4.0 of 32 · 0 masked' in frames[-1]
+
+
+@pytest.mark.parametrize('name', ['confidence', 'cached', 'autoregressive'])
+def test_the_calls_of_each_text_are_those_that_the_network_counts(loaded, name):
+    """ A text that is finished costs no more of them. """
+    recorder = Recorder(loaded.net.text.mask_id)
+    threshold = .02 if name == 'confidence' else 1.0
+    loaded.net.row_calls = 0
+    l2t(loaded.net, some_latents(loaded, 8), recorder, sampler=name, threshold=threshold, steps=32,
+        temperature=1.0)
+    last = recorder.frames[-1]
+    assert last.calls.sum() == loaded.net.row_calls and (last.n_free == 32).all()
+    assert (last.calls <= 32).all() and (last.calls > 0).all()
 
 
 def test_a_pipe_gets_a_line_for_each_step_that_changes_the_text(capsys):

@@ -82,8 +82,11 @@ def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages,
     written = {way: l2t(net, z, sampler=name, steps=net.L) for way, name in ways.items()}
     expected = [(i, way) for i in range(3) for way in ways]
     for one, (i, way) in zip(data_of(pages['both']), expected, strict=True):
-        assert one['title'] == f'{i + 1}, {way}' and one['source'] == texts[i]
+        title, calls = one['title'].split(', calls ')
+        assert title == f'{i + 1}, {way}' and one['source'] == texts[i]
         start, *steps = one['steps']
+        n_calls, n_free = map(int, calls.split(' of '))
+        assert n_free == net.L == len(start) and 0 < n_calls <= len(steps)
         assert all('m' in kinds and number == -1 for _, kinds, number in start)
         ends = [cell[0] in ('EOS', 'PAD') for cell in steps[-1]]
         assert ends == torch.isin(written[way][i], torch.tensor([eos, pad])).tolist()
