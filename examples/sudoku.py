@@ -14,15 +14,18 @@ twice as long, and in the same time it sees half as many.
 
 prints how many % of new puzzles with so many clues (or a few more, where each is needed) become
 their grid, and in how many calls for each. With 8 beams a call reads 8 rows, and a quarter of the
-puzzles is tried. All take the likeliest digit.
+puzzles is tried. All take the likeliest digit. sudoku.svg, in the current folder, shows a puzzle that
+the masked network gets right and the decoder does not.
 """
 import sys
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from toy_sudoku import L, MASK, V, draw_puzzles, is_right, logits_of, train
+from toy_sudoku_picture import picture
 from diffusion import MaskedText
 from noise import Noise, rows_of
 from samplers import confidence, first_hitting, in_blocks, make_propose
@@ -98,12 +101,33 @@ def puzzles_of(file, n):
     return torch.where(digits == 0, MASK, digits - 1)
 
 
+def picture_of_one(masked, decoder, puzzles, grids):
+    """ Of the first puzzle that only the masked network gets right: SVG text; None: there is none.
+    """
+    call = torch.ones_like(puzzles)                        # that writes each cell
+
+    def on_step(tokens, *said):
+        call.add_(tokens == MASK)
+    ours, _ = fill(masked, confidence, puzzles, threshold=.99, on_step=on_step)
+    theirs, _ = fill_in_order(decoder, puzzles, n_beams=1)
+    is_ours = (ours == grids).all(1) & (theirs != grids).any(1)
+    if not is_ours.any():
+        return None
+
+    i = is_ours.nonzero()[0, 0]
+    gap = (puzzles[i] == MASK).cumsum(0)                   # the decoder's calls
+    panels = [(f'masked, all that are sure: {call[i].max()} calls', ours[i], call[i]),
+              (f'decoder, from left to right: {gap.max()} calls', theirs[i], gap)]
+    return picture(puzzles[i], grids[i], panels)
+
+
 def main(seed=0, file=None, steps=3000, n=200, n_puzzles=2000):
     # new puzzles
     sets = {}
+    grids_of = {}
     for clues in TRIED_ON:
-        grids, given = draw_puzzles(n, [clues], 1000 + clues)
-        sets[clues] = torch.where(given, grids, MASK)
+        grids_of[clues], given = draw_puzzles(n, [clues], 1000 + clues)
+        sets[clues] = torch.where(given, grids_of[clues], MASK)
     if file:
         sets[file] = puzzles_of(file, n)
 
@@ -131,6 +155,9 @@ def main(seed=0, file=None, steps=3000, n=200, n_puzzles=2000):
             found[name, clues] = right, calls
             print(f'{right:7.1f} {calls:5.1f}', end='', flush=True)
         print()
+    svg = picture_of_one(masked, decoder, sets[36], grids_of[36])
+    if svg:
+        Path('sudoku.svg').write_text(svg)
     return found
 
 

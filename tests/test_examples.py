@@ -5,9 +5,11 @@ import json
 import math
 import random
 import sys
+from xml.etree import ElementTree
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from launch import ROOT
 
@@ -125,6 +127,36 @@ def test_each_way_to_fill_a_sudoku_keeps_its_clues(sudoku):
             (36, sudoku.fill_in_order(decoder, asked, n_beams=3))):
         assert (filled[given] == asked[given]).all() and (filled != sudoku.MASK).all()
         assert calls == n_calls
+
+
+def test_the_picture_of_a_sudoku_shows_each_digit_in_its_call(sudoku, monkeypatch):
+    """ The masked network knows the grid, the decoder one that is wrong in its last gap. """
+    grids, given = sudoku.draw_puzzles(1, [45], seed=0)
+    asked = torch.where(given, grids, sudoku.MASK)
+    wrong = grids.clone()
+    last = (~given[0]).nonzero()[-1, 0]
+    wrong[0, last] = (grids[0, last] + 1) % 9
+    sure = (~given[0]).nonzero()[:20, 0]                   # all others wait for the second call
+
+    def logits_of(model, x, puzzle=None, positions=None):
+        logits = 20. * F.one_hot(wrong if puzzle is not None else grids, sudoku.V)
+        if puzzle is None and (x == sudoku.MASK).sum() == 36:
+            logits[0, ~torch.isin(torch.arange(81), sure)] /= 20
+        return logits.flatten(0, 1)[positions] if puzzle is None else logits[:, :x.shape[1]]
+    monkeypatch.setattr(sudoku, 'logits_of', logits_of)
+    svg = sudoku.picture_of_one(None, None, asked, grids)
+    root = ElementTree.fromstring(svg)
+    says = [*root.iter('{http://www.w3.org/2000/svg}text')]
+    masked, decoder = says[:82], says[82:]
+    assert [panel[0].text.split(': ')[1] for panel in (masked, decoder)] == ['2 calls', '36 calls']
+    assert [int(text.text) - 1 for text in masked[1:]] == grids[0].tolist()
+    assert [int(text.text) - 1 for text in decoder[1:]] == wrong[0].tolist()
+    assert [text.get('class') for text in decoder[1:]].count('wrong') == 1
+    call = [int(text.get('style').split()[1][1:]) if text.get('style') else 0
+            for text in masked[1:]]
+    assert [cell for cell in range(81) if call[cell] == 1] == sure.tolist()
+    assert [cell for cell in range(81) if call[cell] == 0] == given[0].nonzero()[:, 0].tolist()
+    assert sudoku.picture_of_one(None, None, asked, wrong) is None, 'ours is wrong'
 
 
 def test_beams_of_a_sudoku_find_the_likeliest_grid(sudoku, monkeypatch):
