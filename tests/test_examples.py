@@ -69,13 +69,13 @@ CLAIMS = {
 }
 
 
-# the first is tried below, the other in test_weights.py
-NEED_HOURS_OR_WEIGHTS = {'sudoku', 'one_name_many_drawings'}
+# the first is tried below, the others in test_weights.py and test_nano.py
+NEED_HOURS_OR_FILES = {'sudoku', 'one_name_many_drawings', 'nano_decoder'}
 
 
 @pytest.mark.parametrize('name', sorted(
     {path.stem for path in FOLDER.glob('*.py') if not path.stem.startswith('toy')}
-    - NEED_HOURS_OR_WEIGHTS))
+    - NEED_HOURS_OR_FILES))
 def test_an_example_proves_its_claim(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(FOLDER))
     found = importlib.import_module(name).main()

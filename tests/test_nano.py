@@ -1,11 +1,16 @@
 """ nano.py is the page that a lecture shows: it computes what model.py and diffusion.py
-compute. """
+compute. examples/nano_decoder.py is the same file as a plain decoder. """
+import importlib
+import itertools
+
+import pytest
 import torch
 import torch.nn.functional as F
 
 import nano
+from data import PackedDataset
 from diffusion import Batch, GaussianLatents, Loss, MaskedText, Noising, NoisyText
-from launch import run
+from launch import ROOT, run
 from model import Model, ModelConfig
 
 V, L, D, B = 30, 12, 6, 8
@@ -90,3 +95,44 @@ def test_the_loss_and_its_gradient_are_those_of_a_training_step():
     for name, p in small.named_parameters():
         theirs = of_model[in_full(name)].grad[:len(p)]
         assert torch.allclose(p.grad, theirs, atol=1e-4 * theirs.abs().max().item() + 1e-7), name
+
+
+# ---- the plain decoder
+
+@pytest.fixture
+def decoder(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / 'examples'))
+    return importlib.import_module('nano_decoder')
+
+
+def test_the_probabilities_of_a_plain_decoder_add_up_to_1_over_all_texts(decoder):
+    torch.manual_seed(0)
+    model = decoder.Nano(V=4, L=3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(.3 * torch.randn(p.shape))
+    texts = torch.tensor([*itertools.product(range(4), repeat=3)])
+    nats = torch.stack([3 * decoder.loss_of(model, x[None], pad=-1) for x in texts]).detach()
+    p = (-nats).exp()
+    assert abs(p.sum() - 1) < 1e-5 and p.std() > 1e-3
+
+    # and it writes them as often
+    torch.manual_seed(1)
+    drawn = decoder.write_from_left_to_right(model, 20_000, 3)
+    share = torch.bincount((drawn * torch.tensor([16, 4, 1])).sum(1), minlength=64) / 20_000
+    assert ((share - p).abs() <= 5 * (p * (1 - p) / 20_000).sqrt()).all()
+
+
+@pytest.mark.parametrize('name', ['nano', 'nano_decoder'])
+def test_it_trains_on_a_dataset_and_writes(name, decoder, dataset, monkeypatch, capsys):
+    module = importlib.import_module(name)
+    for knob, value in dict(folder=str(dataset), depth=1, width=32, heads=2, batch_size=16,
+                            max_iters=201, learning_rate=1e-2).items():
+        monkeypatch.setattr(module, knob, value)
+    # the validation split of this dataset has fewer rows than it shows
+    monkeypatch.setattr(module, 'PackedDataset', lambda folder, _: PackedDataset(folder, 'train'))
+    module.main()
+    said = capsys.readouterr().out.splitlines()
+    losses = [float(line.rpartition(' ')[2]) for line in said[:3]]
+    assert losses[2] < .6 * losses[0], losses
+    assert len(said) > 6
