@@ -70,7 +70,7 @@ CLAIMS = {
 
 
 # the first is tried below, the others in test_weights.py and test_nano.py
-NEED_HOURS_OR_FILES = {'sudoku', 'one_name_many_drawings', 'nano_decoder'}
+NEED_HOURS_OR_FILES = {'sudoku', 'one_name_many_drawings', 'one_call', 'nano_decoder'}
 
 
 @pytest.mark.parametrize('name', sorted(

@@ -112,6 +112,33 @@ def test_drawings_are_nearest_to_the_mean_of_their_name_and_differ():
     assert n_right >= 16, 'of 24; by chance 3'
 
 
+def test_a_call_says_what_is_clean_where_a_clock_is_above_0(monkeypatch, tmp_path):
+    pytest.importorskip('matplotlib', reason='needs matplotlib')
+    pytest.importorskip('PIL', reason='needs pillow')
+    monkeypatch.syspath_prepend(str(ROOT / 'examples'))
+    example = importlib.import_module('one_call')
+    icon = next(icon for icon in read_sheet(SHEET, SHEET_SIZE)
+                if (icon.set, icon.words) == (example.SET, (example.NAME,)))
+    rows = example.rows(Run(str(ROOT / 'weights/icons')), icon)
+    found = {label.split()[0]: (reads, says) for label, reads, says in rows}
+    clean = found['l2t'][0][1].astype(float)
+
+    # the masked word, by the picture; the picture, by the word: nearer than the noise is, by far
+    assert 'camera' not in found['l2t'][0][0] and found['l2t'][1][0].startswith('camera  0.9')
+    assert 'camera' in found['causal'][1][0]
+    for mode in ('t2l', 'unconditional'):
+        (_, noisy), (_, said) = found[mode]
+        assert abs(said - clean).mean() < .4 * abs(noisy - clean).mean(), mode
+    assert found['l2t'][1][1] is None and found['causal'][1][1] is None
+    assert found['t2l'][1][0] == ''
+
+    monkeypatch.setattr(sys, 'argv', ['', f'--save={tmp_path / "call.png"}'])
+    example.main()
+    from PIL import Image
+    with Image.open(tmp_path / 'call.png') as picture:
+        assert min(picture.size) > 200 and picture.convert('L').getextrema() == (0, 255)
+
+
 def test_the_picture_of_the_readme_is_made_by_its_example(tmp_path, monkeypatch):
     pytest.importorskip('matplotlib', reason='needs matplotlib')
     pytest.importorskip('PIL', reason='needs pillow')
