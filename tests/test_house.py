@@ -5,7 +5,10 @@ Imports point one way, and the root is small:
                                                                      scripts
 """
 import ast
+import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,3 +71,20 @@ def test_there_is_no_circle_of_imports():
         free = [name for name, found in graph.items() if not found & graph.keys()]
         assert free, f'a circle: {sorted(graph)}'
         graph = {name: found for name, found in graph.items() if name not in free}
+
+
+def test_the_versions_that_are_tested_are_in_the_ranges_that_may_be_installed():
+    """ requirements.txt has exact versions, pyproject.toml ranges. """
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    extras = project['optional-dependencies']
+    ranges = [Requirement(line) for line in sum(extras.values(), project['dependencies'])]
+    tested = {}
+    for name in ('requirements.txt', 'tests/requirements.txt'):
+        for line in (ROOT / name).read_text().splitlines():
+            package, _, version = line.partition('#')[0].partition('==')
+            if version:
+                tested[package] = version.strip()
+    known = {one.name: one.specifier for one in ranges}
+    assert known.keys() - {'nanoldlm', 'rdkit'} == tested.keys()
+    for package, version in tested.items():
+        assert known[package].contains(version), package
