@@ -31,7 +31,7 @@ batch_sizes = '1,8,64'          # samplers: texts at a time
 dtype = 'auto'                  # auto | bfloat16 | float32; auto: as in train.py
 shape = 'small'                 # small | captions | gpt2vocab: step, samplers
 compile = False                 # step
-device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
+device = 'auto'                 # auto | cpu | cuda | mps | <cuda:1 or the like>
 threads = 2                     # [1, 1024]: of torch
 
 BENCHES = {'trainings': trainings.run, 'step': step.run, 'samplers': samplers.run, 'gpu': gpu.run}

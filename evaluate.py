@@ -65,7 +65,7 @@ damage = ''                 # '' | <noise:.01, dims:.5, bits:8 or flips:.1>; l2t
 classes = ''                # edit: which words become others of their class:
                             # 'animal: cat, dog; colour: red, blue'
 show = 10                   # [0, 1e6]; texts to print, the first ones
-device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
+device = 'auto'             # auto | cpu | cuda | mps | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 KNOBS = read_knobs(__file__)

@@ -94,7 +94,7 @@ save = ''                   # write the generated latents, raw, to this .npy fil
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
 fasta = ''                  # write the texts to this FASTA file as well
-device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
+device = 'auto'             # auto | cpu | cuda | mps | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 # -----------------------------------------------------------------------------

@@ -84,7 +84,7 @@ weight_decay = 0.1             # [0, 10]: on matrices, embeddings among them, bu
 grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not clipped
 ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine
-device = 'auto'                # auto | cpu | cuda | <cuda:1 or the like>
+device = 'auto'                # auto | cpu | cuda | mps | <cuda:1 or the like>
 dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, weights and moments
                                # stay float32; auto: bfloat16 where the device multiplies in it
 compile = False                # compile the blocks, on a card the loss of masked text too: a minute

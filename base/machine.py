@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from base.console import warn_once
 from base.files import one_line
 
 # instructions for products in bfloat16: two of x86, one of ARM
@@ -16,9 +17,10 @@ CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')
 
 def pick_device(name='auto'):
     """ The name of a device. auto, cuda: the GPU of this process, and auto is the CPU where there
-    is none. ValueError where the device cannot be used. """
+    is none. mps, a Mac's GPU, has never been tried, so auto does not choose it. ValueError where
+    the device cannot be used. """
     name = str(name)                                       # it may be a torch.device
-    if not re.fullmatch(r'auto|cpu|cuda(:\d+)?', name, re.ASCII):
+    if not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', name, re.ASCII):
         raise ValueError(f'device={name!r} is of a kind that nothing here was tried on: choose '
                          'from auto, cpu, cuda, cuda:1 or the like; --device=cpu works everywhere')
     n_gpus = torch.cuda.device_count()
@@ -29,6 +31,8 @@ def pick_device(name='auto'):
         name = 'cpu'
     try:
         torch.empty(0, device=name)
+        if name == 'mps':
+            warn_once('device=mps was never tried: compare what it gives with --device=cpu')
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f'device={name!r} cannot be used here, on a machine with {n_gpus} GPUs: '
                          f'{one_line(error)}; --device=cpu, or auto') from None
@@ -42,7 +46,10 @@ def pick_dtype(name, device):
         raise ValueError(f'dtype={name!r}: choose from auto, bfloat16, float32')
     if name != 'auto':
         return name
-    if torch.device(device).type == 'cuda':
+    device_type = torch.device(device).type
+    if device_type == 'mps':
+        return 'float32'
+    if device_type == 'cuda':
         has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
         # without oneDNN torch does not use the instructions

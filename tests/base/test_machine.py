@@ -2,6 +2,7 @@
 import pytest
 import torch
 
+from base import console
 from base.machine import pick_device, pick_dtype
 
 
@@ -20,7 +21,21 @@ def test_a_process_takes_its_own_gpu(monkeypatch, n_gpus, device):
             pick_device('auto')
 
 
-@pytest.mark.parametrize('name', ['mps', 'xpu', 'meta', 'gpu', 'cuda:', 'cuda:x', 'cpu:0'])
+def test_the_gpu_of_a_mac_is_taken_where_it_is_asked_for_and_said_to_be_untried(
+        monkeypatch, capsys):
+    console.warn_once.cache_clear()
+    with pytest.raises(ValueError, match="device='mps' cannot be used here"):
+        pick_device('mps')
+    assert not capsys.readouterr().err, 'nothing is said of a device that is not there'
+
+    monkeypatch.setattr(torch, 'empty', lambda size, device: None)
+    assert pick_device('mps') == 'mps'
+    assert 'device=mps was never tried' in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 0)
+    assert pick_device('auto') == 'cpu' and pick_dtype('auto', 'mps') == 'float32'
+
+
+@pytest.mark.parametrize('name', ['xpu', 'meta', 'gpu', 'cuda:', 'cuda:x', 'cpu:0'])
 def test_another_device_is_refused_without_a_word_on_gpus(name):
     with pytest.raises(ValueError, match=f"device='{name}' is of a kind ") as error:
         pick_device(name)
