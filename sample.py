@@ -54,7 +54,7 @@ from corpora.images import (images_of, pixels, read_in_part, read_pictures, shee
 from diffusion import check_choice
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
-from sampling.knobs import RULES
+from sampling.knobs import LATENT_KNOBS, RULES, TEXT_KNOBS
 from sampling.recorder import Recorder, watcher
 from sampling.run import Run
 
@@ -136,6 +136,8 @@ def check_knobs(run, direction, config):
     # where to write
     if png or svg and direction == 't2l':
         images_of(run)
+    if png and not png.lower().endswith('.png'):
+        raise ValueError(f'png={png!r}: pictures are written as PNG, to a file that ends in .png')
     for path in (save, png, fasta, svg):
         if path:
             check_writable(path)
@@ -281,8 +283,8 @@ class Direction(NamedTuple):
 # what is read, how much is written, and where to
 FROM_TEXT = {'text', 'texts'}
 FROM_LATENT = {'latents', 'image', 'latent_clock'}
-TO_TEXT = {'num_samples', 'svg', 'fasta'}
-TO_LATENT = {'num_samples', 'save', 'png'}
+TO_TEXT = {'num_samples', 'svg', 'fasta', 'watch', *TEXT_KNOBS}
+TO_LATENT = {'num_samples', 'save', 'png', *LATENT_KNOBS}
 
 DIRECTIONS = {
     'text': Direction(draw_text, TO_TEXT),
@@ -312,7 +314,7 @@ def respond(run, direction, config):
     # each source
     n_each = 1 if given.texts is None and given.raw is None else num_samples
     on_step = no_callback
-    if watch and direction not in ('t2l', 'latent', 'complete'):
+    if watch:
         n_drafts = knobs['rerank'] if direction in ('l2t', 't2l2t') else 1
         on_step = watcher(run, len(given.names) * n_each * n_drafts)
     draw = DIRECTIONS[direction].draw

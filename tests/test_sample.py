@@ -36,6 +36,7 @@ def test_texts_of_a_file_are_read_and_warnings_come_first(here, tmp_path):
     ('--which=step-00000001 --text=a', 'no checkpoint'),
     ('--text=a --fasta=HERE', 'this is a folder'),
     ('--mode=text --latent_clock=.5', 'does not read it'),
+    ('--text=a --solver=heun', 'solver: mode=l2t does not read it'),
     ('--text=a --beams=4 --watch=true', 'a search has no steps to show'),
     ('--text=a --beams=4', 'was trained without causal rows'),
     ('--out_dir=HERE --text=a', 'no run in')])

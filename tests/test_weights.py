@@ -92,6 +92,16 @@ def test_eight_hearts_are_drawn_by_the_line_of_the_readme(tmp_path):
     assert ink.max() > 225 and .05 < (ink > 127).mean() < .5, 'strokes, no fog'
 
 
+@pytest.mark.parametrize('flag, words', [
+    ('--steps=4', 'steps: mode=t2l does not read it'),
+    ('--watch=true', 'watch: mode=t2l does not read it'),
+    ('--png=a.jpg', 'to a file that ends in .png')])
+def test_what_is_of_no_use_where_a_picture_is_drawn_is_refused(flag, words):
+    pytest.importorskip('PIL', reason='needs pillow')
+    result, = run_each(f'sample.py --out_dir=weights/icons --mode=t2l --text=heart {flag}')
+    assert_refused(result, words)
+
+
 def test_drawings_are_nearest_to_the_mean_of_their_name_and_differ():
     pytest.importorskip('PIL', reason='needs pillow')
     run_of_icons = Run(str(ROOT / 'weights/icons'))
