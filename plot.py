@@ -6,8 +6,10 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
     python plot.py --out_dir=out/icons --what=images                     # and --tasks=image
     python plot.py --out_dir=weights/captions --what=report              # texts being written
+    python plot.py --out_dir=weights/icons --what=try                    # type a name, it is drawn
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
-another knob against that knob. The report is one HTML file; sampling/report.py makes it.
+another knob against that knob. Report and try are each one HTML file; sampling/report.py makes the
+one, sampling/try_page.py the other, of a run of pictures.
 """
 import os
 import sys
@@ -28,10 +30,10 @@ from configurator import configure, here_or_beside, on_command_line, seen_from
 from runs.results import find, read_results
 
 out_dir = 'out/quickstart'      # <a run folder>
-what = 'curves'                 # curves | sweep | images | report
+what = 'curves'                 # curves | sweep | images | report | try
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
-save = ''                       # '': <what>.png or report.html, next to the training's log if
-                                # <out_dir> has one, else here
+save = ''                       # '': <what>.png, report.html or try.html, next to the training's
+                                # log if <out_dir> has one, else here
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 LOG = 'training_log.jsonl'
@@ -373,9 +375,10 @@ def texts_of(run, n):
 
 def write_page(path):
     # it loads the run, while the pictures read files
-    from sampling import report
+    from sampling import report, try_page
     check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
-    write_text(path, report.page(out_dir, texts_of, losses), named=bool(save))
+    page = try_page.page(out_dir) if what == 'try' else report.page(out_dir, texts_of, losses)
+    write_text(path, page, named=bool(save))
 
 
 def write_picture(path):
@@ -396,12 +399,13 @@ def main():
     with stop_on_error():
         # an export, such as weights/captions, stays as it was published
         folder = out_dir if os.path.isfile(os.path.join(out_dir, LOG)) else '.'
-        name = 'report.html' if what == 'report' else f'{what}.png'
+        is_page = what in ('report', 'try')
+        name = f'{what}.html' if is_page else f'{what}.png'
         path = save or os.path.join(folder, name)
         check_writable(path)
         if not save:
             check_ours(path, ', or name another file with --save=')
-        if what == 'report':
+        if is_page:
             write_page(path)
         else:
             write_picture(path)
