@@ -9,7 +9,8 @@ twice as long, and in the same time it sees half as many.
                where m^i = 1 with probability t: the gap i is masked in x_t
     decoder    loss = mean over gaps of  -log p(x^i | puzzle, x^<i)
 
-    python examples/sudoku.py 0            trains both from seed 0, for hours on a core
+    python examples/sudoku.py 0            trains both from seed 0, an hour each on a core, and
+                                           tries them for another
     python examples/sudoku.py 0 FILE       tries puzzles of a file, too: 81 digits a line, 0 a gap
 
 prints how many % of new puzzles with so many clues (or a few more, where each is needed) become
@@ -121,7 +122,7 @@ def picture_of_one(masked, decoder, puzzles, grids):
     return picture(puzzles[i], grids[i], panels)
 
 
-def main(seed=0, file=None, steps=3000, n=200, n_puzzles=2000):
+def main(seed=0, file=None, steps=4000, n=200, n_puzzles=2000):
     # new puzzles
     sets = {}
     grids_of = {}

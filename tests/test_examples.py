@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import random
+import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -204,3 +205,31 @@ def test_the_cells_of_the_notebook_run_in_order(tmp_path, monkeypatch, capsys):
     assert len(shown) == 4 and 'python evaluate.py' in out and f'{lines[0]}\n  -> ' in out
     n_masked = (namespace['frames'] == namespace['mask_id']).sum(1)
     assert n_masked.tolist() == list(range(32, -1, -1)), 'a call unmasks one token'
+
+
+def test_where_there_is_no_clone_the_notebook_makes_one(tmp_path, monkeypatch):
+    pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
+    if not (ROOT / '.git').exists():
+        pytest.skip('the tests run outside of a clone')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'path', sys.path[:])
+    commands = []
+    real_run = subprocess.run
+
+    def without_pip(command, **how):
+        commands.append(command)
+        return None if 'pip' in command else real_run(command, **how)
+    monkeypatch.setattr(subprocess, 'run', without_pip)
+    namespace = {}
+    cells = json.loads((FOLDER / 'quickstart.ipynb').read_text())['cells']
+    settings, first = [cell for cell in cells if cell['cell_type'] == 'code'][:2]
+    exec(''.join(settings['source']), namespace)
+    namespace['repository'] = str(ROOT)
+    for _ in range(2):
+        namespace['root'] = '..'
+        exec(''.join(first['source']), namespace)
+        assert (tmp_path / 'nanoLDLM/train.py').is_file()
+        assert namespace['root'] == tmp_path / 'nanoLDLM'
+        assert namespace['out_dir'] == tmp_path / 'nanoLDLM/out/quickstart'
+    assert [command[0] for command in commands] == ['git', sys.executable, sys.executable]
+    assert commands[1][-2:] == ['-e', 'nanoLDLM']
