@@ -34,8 +34,6 @@ class Frame:
     asked: torch.Tensor            # (B, L) where the network was asked in this step
     top_ids: torch.Tensor          # (B, L, K) the likeliest ids there, the likeliest first
     top_p: torch.Tensor            # (B, L, K) their probabilities
-    calls: torch.Tensor            # (B,) in how many steps the network was asked about each text
-    n_free: torch.Tensor           # (B,) how many tokens were to be written at the start
     step: int = 0                  # 0: the start
     first: int = 0                 # how many texts of other batches stand before these
 
@@ -73,9 +71,7 @@ class Recorder:
         if self.frames:
             last = self.frames[-1]
             first = last.first + len(last.tokens)
-        n_free = (tokens >= self.mask_id).sum(1)
-        calls = torch.zeros_like(n_free)
-        return Frame(tokens, no_p, nowhere, nowhere, *said, calls, n_free, step=0, first=first)
+        return Frame(tokens, no_p, nowhere, nowhere, *said, step=0, first=first)
 
     def after_step(self, tokens, logits, positions):
         before = self.frames[-1]
@@ -100,9 +96,8 @@ class Recorder:
         p = before.p.masked_fill(masked | is_new, torch.nan)
         written = is_new.flatten()[positions]
         p.view(-1)[positions[written]] = p_x[written]
-        calls = before.calls + asked.any(1)
-        return Frame(tokens, p, is_new, is_again, asked, all_ids, all_p, calls, before.n_free,
-                     before.step + 1, before.first)
+        return Frame(tokens, p, is_new, is_again, asked, all_ids, all_p, before.step + 1,
+                     before.first)
 
     def nothing_said(self, tokens):
         shape = (*tokens.shape, self.n_top)
@@ -209,12 +204,10 @@ CODES = dict(m='2', u='2', c='1', n='36', a='35', d='3')
 PAUSE = 0.06                                               # seconds that a frame stands at least
 
 
-def headline(frame, mask_id):
-    """ What is happening, in a line: means over the texts. """
+def headline(frame, calls, n_free, n_masked):
+    """ What is happening, in a line. The numbers are of a text, on average: calls of the network
+    so far, tokens to write, and those still masked. """
     what = f'writes, from text {frame.first + 1} on' if frame.first else 'writes'
-    n_masked = (frame.tokens >= mask_id).sum(1).double().mean()
-    n_free = frame.n_free.double().mean()
-    calls = frame.calls.double().mean()
     return f'{what} · calls {calls:.1f} of {n_free:.0f} · {n_masked:.0f} masked'
 
 
@@ -225,6 +218,7 @@ def watcher(run, rows):
     mask_id = run.net.text.mask_id
     n_shown = 0
     last = None
+    calls_before = n_free = 0
 
     def plain(frame):
         nonlocal last
@@ -235,9 +229,15 @@ def watcher(run, rows):
             last = state
 
     def in_place(frame):
-        nonlocal n_shown
+        nonlocal n_shown, calls_before, n_free
+        n_masked = (frame.tokens >= mask_id).sum(1).double().mean()
+        if frame.step == 0:
+            calls_before = run.net.row_calls
+            n_free = n_masked
+        calls = (run.net.row_calls - calls_before) / len(frame.tokens)
         size = shutil.get_terminal_size()
-        lines = lines_of([(headline(frame, mask_id), 'm')], size.columns - 1)
+        head = headline(frame, calls, n_free, n_masked)
+        lines = lines_of([(head, 'm')], size.columns - 1)
         for row in range(min(rows, len(frame.tokens))):
             spans = spans_of(run.tokenizer, frame, row, mask_id, least_draft=0.1)
             lines += lines_of(spans, size.columns - 1)

@@ -62,6 +62,7 @@ def unmaskings(run, texts, raw):
     n = len(texts)
     for way, settings in ways_of(run).items():
         recorder = Recorder(run.net.text.mask_id)
+        run.net.row_calls = 0
         if 'latent' in run.net.streams:
             run.write(latents=raw, on_step=recorder, **settings)
         else:
@@ -69,8 +70,7 @@ def unmaskings(run, texts, raw):
         for row in range(n):
             source = texts[row] if 'latent' in run.net.streams else ''
             steps = steps_of(run.tokenizer, recorder.frames, row, run.net.text.mask_id)
-            last = recorder.frames[-1]
-            title = f'{row + 1}, {way}, calls {last.calls[row]} of {last.n_free[row]}'
+            title = f'{row + 1}, {way}, calls {run.net.row_calls / n:.1f} of {run.net.L}'
             found[row].append(dict(title=title, source=source, **steps))
     return list(itertools.chain(*found))
 
