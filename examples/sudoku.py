@@ -15,8 +15,8 @@ twice as long, and in the same time it sees half as many.
 
 prints how many % of new puzzles with so many clues (or a few more, where each is needed) become
 their grid, and in how many calls for each. With 8 beams a call reads 8 rows, and a quarter of the
-puzzles is tried. All take the likeliest digit. sudoku.svg, in the current folder, shows a puzzle that
-the masked network gets right and the decoder does not.
+puzzles is tried. All take the likeliest digit. sudoku.svg, in the current folder, shows a puzzle
+that the masked network gets right and the decoder does not.
 """
 import sys
 from functools import partial
@@ -159,6 +159,7 @@ def main(seed=0, file=None, steps=4000, n=200, n_puzzles=2000):
     svg = picture_of_one(masked, decoder, sets[36], grids_of[36])
     if svg:
         Path('sudoku.svg').write_text(svg)
+    print('written to sudoku.svg' if svg else 'no puzzle that only the masked network gets right')
     return found
 
 

@@ -224,6 +224,9 @@ def test_where_there_is_no_clone_the_notebook_makes_one(tmp_path, monkeypatch):
     cells = json.loads((FOLDER / 'quickstart.ipynb').read_text())['cells']
     settings, first = [cell for cell in cells if cell['cell_type'] == 'code'][:2]
     exec(''.join(settings['source']), namespace)
+    namespace['root'] = 'nowhere'
+    with pytest.raises(ValueError, match='give its address'):
+        exec(''.join(first['source']), namespace)
     namespace['repository'] = str(ROOT)
     for _ in range(2):
         namespace['root'] = '..'
