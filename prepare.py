@@ -151,6 +151,9 @@ def sources_of(knobs):
          'val_input goes with an input of texts or a folder of pictures, without latents_from'),
         (knobs.latents_from.startswith(COLUMN) and knobs.input in ('', 'builtin'),
          f'latents_from={knobs.latents_from} is in the records of your own files: --input=FILES'),
+        (os.path.isfile(os.path.join(knobs.tokenizer, 'meta.json')),
+         f'tokenizer={knobs.tokenizer} is a dataset: --same_as takes its tokenizer, and its '
+         'encoder'),
         (latents and (knobs.same_as or knobs.encoder == 'lsa'),
          'the latents are given, so they are not those of same_as or of an lsa that is fitted '
          'here: name their encoder, or --encoder=none'),

@@ -775,9 +775,11 @@ def test_given_latents_may_be_those_of_an_encoder_of_arrays_and_of_several_vecto
     (dict(image_size=10, patch=4), 'multiple of patch 4'),
     (dict(shared_by=9), 'shared_by=9 is of Iconify'),
     (dict(val_input='a.fasta', latents_from='z.npy'), 'val_input goes with'),
+    (dict(tokenizer='other'), 'tokenizer=other is a dataset: --same_as'),
     (dict(latents_from='z.npy', encoder='lsa'), 'name their encoder')])
 def test_knobs_that_contradict_each_other_are_refused(knobs, words):
     put('a.fasta', '>a\nMKV\n')
+    put('other/meta.json', '{}')
     with pytest.raises(ValueError, match=words):
         prepared(**dict(out='./out', input='a.fasta', encoder='none') | knobs)
 
