@@ -22,7 +22,8 @@ def pick_device(name='auto'):
     name = str(name)                                       # it may be a torch.device
     if not re.fullmatch(r'auto|cpu|mps|cuda(:\d+)?', name, re.ASCII):
         raise ValueError(f'device={name!r} is of a kind that nothing here was tried on: choose '
-                         'from auto, cpu, cuda, mps, cuda:1 or the like; --device=cpu works everywhere')
+                         'from auto, cpu, cuda, mps, cuda:1 or the like; --device=cpu works '
+                         'everywhere')
     n_gpus = torch.cuda.device_count()
     if name in ('auto', 'cuda') and n_gpus:
         number = int(os.environ.get('LOCAL_RANK') or os.environ.get('RANK') or 0)
