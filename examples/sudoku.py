@@ -10,7 +10,7 @@ twice as long, and in the same time it sees half as many.
     decoder    loss = mean over gaps of  -log p(x^i | puzzle, x^<i)
 
     python examples/sudoku.py 0            trains both from seed 0, an hour each on a core, and
-                                           tries them for another
+                                           tries both for another 80 minutes
     python examples/sudoku.py 0 FILE       tries puzzles of a file, too: 81 digits a line, 0 a gap
 
 prints how many % of new puzzles with so many clues (or a few more, where each is needed) become
