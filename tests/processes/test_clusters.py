@@ -72,7 +72,7 @@ def test_clusters_come_from_a_run_and_anything_else_is_one_line(baselines, datas
     ('ar', '--mode=infill --text="a red [MASK:*]"'),
     ('gidd', '--mode=infill --text="a [MASK] dog" --self_correct=3')])
 def test_every_baseline_writes(baselines, name, args):
-    steps = '' if name.startswith('ar') else '--steps=4'
+    steps = {'ar': '', 'ar_prefix': '', 'latent_dit': '--latent_steps=4'}.get(name, '--steps=4')
     (code, out, err), = run_each(f'sample.py --out_dir={baselines}/{name} {args} {steps} '
                                  '--device=cpu --dtype=float32')
     assert code == 0, err
