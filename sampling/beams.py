@@ -3,7 +3,9 @@ Beam search: a text is written from left to right, and the K beginnings of the l
 
     score = sum over i of log p(x^i | x^<i, z)
 
-It seeks likely texts: there is no temperature and no guidance.
+It seeks likely texts: there is no temperature and no guidance. The likeliest text is often too
+short, as each token costs something. So of the K that are found the first one is the likeliest per
+token, by score / (number of its tokens, the EOS among them).
 
 Letters: n texts, K beams of each, L text tokens, V vocabulary, N latent vectors, D latent dims.
 """
@@ -25,7 +27,8 @@ def fill_by_beams(net, tokens, masked, z, K=8, batch=128):
 
 def write_by_beams(net, z, knobs):
     """ Whole texts from standardised latents z (n, N, D): (n, K, L) with K = knobs.beams, the
-    likeliest of each first. knobs: SamplingKnobs; ValueError for those that beams do not have. """
+    likeliest per token first. knobs: SamplingKnobs; ValueError for those that beams do not have.
+    """
     check_beams(net, knobs)
     K = knobs.beams
     s = knobs.latent_clock
@@ -55,7 +58,8 @@ def check_beams(net, knobs):
 
 @torch.inference_mode()
 def beams(net, tokens, masked, z, K, may_end, s=0.0):
-    """ One batch: (n, K, L) on the host, the likeliest first. may_end: an EOS may be written. """
+    """ One batch: (n, K, L) on the host, the likeliest per token first. may_end: an EOS may be
+    written. """
     n, V = len(tokens), net.text.mask_id
     longest = int((tokens != net.pad).sum(1).max())
     tokens, masked, z = (x.to(net.device) for x in (tokens, masked, z))
@@ -101,4 +105,9 @@ def beams(net, tokens, masked, z, K, may_end, s=0.0):
             if is_asked and has_ended.all():
                 x[:, i + 1:] = net.pad
                 break
-    return x.view(n, K, -1).cpu()
+
+    # their order. Where no EOS may be written, all have the same number of tokens
+    x = x.view(n, K, -1)
+    n_tokens = (x != net.pad).sum(2)                                     # (n, K)
+    order = (score / n_tokens).argsort(dim=1, descending=True, stable=True)
+    return x.gather(1, order[:, :, None].expand_as(x)).cpu()

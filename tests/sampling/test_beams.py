@@ -39,12 +39,27 @@ def log_p_of_texts(net):
     return torch.stack(found)
 
 
-def test_many_beams_find_the_likeliest_of_all_texts_and_one_is_greedy(net):
+def per_token(log_p):
+    """ (40, n) of all TEXTS: an EOS is a token. """
+    return log_p / (TEXTS != PAD).sum(1)
+
+
+def test_many_beams_find_the_likeliest_of_all_texts_per_token_and_one_is_greedy(net):
     log_p = log_p_of_texts(net)
-    best = log_p.topk(3).indices                                         # (40, 3)
-    found = write_by_beams(net, Z, SamplingKnobs(beams=64))
+    best = per_token(log_p).topk(3).indices                              # (40, 3)
+    masked = torch.full((len(Z), L), V)
+    found = beams(net, masked, masked == V, Z, 400, may_end=True)        # more than there are texts
     assert (found[:, :3] == TEXTS[best]).all(), 'in order'
     assert len({TEXTS[i].eq(PAD).sum().item() for i in best[:, 0]}) > 1, 'of several lengths'
+    assert not best[:, 0].equal(log_p.argmax(1)), 'the likeliest are others'
+
+    # fewer beams keep those of the largest score, whatever their length, in the same order
+    few = write_by_beams(net, Z, SamplingKnobs(beams=64))
+    index = (few[:, :, None] == TEXTS).all(3).byte().argmax(2)           # (40, 64)
+    assert TEXTS[index].equal(few)
+    assert (per_token(log_p).gather(1, index).diff(dim=1) < 1e-6).all()
+    assert all(set(row.tolist()) <= set(found.tolist())
+               for row, found in zip(log_p.topk(3).indices, index))
 
     one = write_by_beams(net, Z, SamplingKnobs(beams=1))[:, 0]
     greedy = write(net, *blank(net, len(Z), SamplingKnobs()), Z,
