@@ -11,10 +11,12 @@ import os
 import re
 from dataclasses import asdict
 from html import escape
+from pathlib import Path
 
 import torch
 
 from base.files import read_json
+from corpora.icons import SHEET, thing_of
 from corpora.images import images_of
 from sampling.knobs import SamplingKnobs
 from sampling.latents import settle_latents
@@ -106,6 +108,19 @@ def as_dict(run):
 # -----------------------------------------------------------------------------
 # The page
 
+def learned_from(run):
+    """ Of a run of the icons that come along: a sentence that says whose they are, and their names.
+    Of others nothing is known: '' and no names. """
+    if run.meta['source'].get('input') != ['icons']:
+        return '', []
+    names = [line.split('\t')[1] for line in Path(f'{SHEET}.tsv').read_text().splitlines()]
+    things = {' '.join(thing_of(tuple(name.split()))) for name in names}
+    about = (f'It has learned from {len(names):,} icons with {len(things)} names, of the sets of '
+             'Iconify. Each set stays under its own licence, and corpora/icons.md of nanoLDLM names '
+             'its authors.')
+    return about, sorted(things)
+
+
 def read(name):
     with open(os.path.join(HERE, name), encoding='utf-8') as f:
         return f.read()
@@ -116,6 +131,7 @@ def page(out_dir):
     run = Run(out_dir, device='cpu', dtype='float32')
     check(run)
     found = as_dict(run)
+    about, names = learned_from(run)
     n_parameters = sum(p.numel() for p in run.net.model.parameters())
     parts = dict(
         title=escape(os.path.basename(os.path.normpath(out_dir))),
@@ -123,6 +139,8 @@ def page(out_dir):
         parameters=f'{n_parameters / 1e6:.1f}',
         steps=str(len(found['latent']['schedule']) - 1),
         side=str(found['image']['image_size']),
+        about=about,
+        names=as_json(names),
         network=read('try.js'),
         run=as_json(found))
     return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], read('try.html'))

@@ -336,6 +336,18 @@ def test_the_page_of_weights_icons_draws_a_heart_and_reads_it(here):
     assert found[-1]['job'] == 3 and 'heart' in found[-1]['text'], found[-1]
 
 
+def test_a_page_says_whose_the_icons_are_that_come_along(monkeypatch):
+    run = picture_run()
+    run.checkpoint = 'step-1'
+    monkeypatch.setattr(try_page, 'Run', lambda *args, **kwargs: run)
+    assert 'Iconify' not in try_page.page('out/toy') and 'NAMES = [];' in try_page.page('out/toy')
+    run.meta['source']['input'] = ['icons']
+    page = try_page.page('out/toy')
+    assert 'from 13,728 icons with 162 names, of the sets of Iconify' in page
+    names = json.loads(re.search(r'NAMES = (.*?);', page)[1])
+    assert len(names) == 162 and {'heart', 'arrow left'} < set(names) and 'heart fill' not in names
+
+
 @pytest.mark.parametrize('changes', [
     dict(mode='t2l'), dict(mode='l2t+causal'), dict(spatial=False), dict(tokenizer='smiles'),
     dict(shortcut=True)])
