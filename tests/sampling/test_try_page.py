@@ -336,6 +336,16 @@ def test_the_page_of_weights_icons_draws_a_heart_and_reads_it(here):
     assert found[-1]['job'] == 3 and 'heart' in found[-1]['text'], found[-1]
 
 
+def test_the_page_in_docs_is_that_of_today_and_small():
+    page = (ROOT / 'docs/try.html').read_text()
+    assert len(page) < 3e6 and 'icons with 162 names, of the sets of Iconify' in page
+    assert scripts_of(page)[0].strip() == try_page.read('try.js').strip()
+
+    # the template, with anything in its gaps
+    pieces = re.split(r'\{\{\w+\}\}', try_page.read('try.html'))
+    assert re.fullmatch('(.*?)'.join(map(re.escape, pieces)), page, re.DOTALL)
+
+
 def test_a_page_says_whose_the_icons_are_that_come_along(monkeypatch):
     run = picture_run()
     run.checkpoint = 'step-1'
