@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sampling import drafts
 from sampling.beams import beams, write_by_beams
 from sampling.knobs import SamplingKnobs
 from sampling.texts import blank, write
@@ -107,6 +108,19 @@ def test_drafts_are_the_likeliest_new_texts_of_each_aim(net):
         assert len(set(embedded)) == len(embedded), 'none is embedded twice'
         most = max([most, *map(len, rounds[1:])])
     assert most > 1, 'several aims have new ones'
+
+
+def test_a_text_without_a_new_draft_is_not_searched_again(net, monkeypatch):
+    searched = []
+
+    def always_the_same(net, z, knobs):
+        searched.append(len(z))
+        return TEXTS[[7, 8, 9, 10]].expand(len(z), -1, -1)
+    monkeypatch.setattr(drafts, 'write_by_beams', always_the_same)
+    run = toy_run(net, encoder=lambda texts: torch.ones(len(texts), 2, 6))
+    run.decode = lambda tokens: [str(x.tolist()) for x in tokens]
+    run.write(latents=Z[:2], beams=4, rerank=24)
+    assert searched == [2, 8], 'of six rounds two: four aims of each text had nothing new'
 
 
 @pytest.mark.parametrize('knobs', [dict(temperature=.5), dict(guidance=2.), dict(nucleus=.9),
