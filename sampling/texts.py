@@ -201,6 +201,9 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
     # which sampler; it gets all knobs, and reads those that are among its own arguments
     sampler, knobs = settle(net, knobs, z is not None, bool(from_text.any()), must_differ)
     check_together(net, knobs, sampler)
+    if knobs.beams > 1:
+        raise ValueError(f'beams={knobs.beams}: a search is of whole texts from a latent alone; leave '
+                         'beams out')
     more = {name: value for name, value in vars(knobs).items() if name != 'steps'}
     sample = partial(sampler.function, **more, ends=(net.eos, net.pad))
     if knobs.by_importance:

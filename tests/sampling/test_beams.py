@@ -131,3 +131,11 @@ def test_beams_refuse_what_they_do_not_have(net, knobs):
         write_by_beams(net, Z, SamplingKnobs(beams=4, **knobs))
     with pytest.raises(ValueError, match='num_samples'):
         toy_run(net).write(latents=Z, beams=4, num_samples=2)
+
+
+def test_what_is_not_searched_refuses_beams(net):
+    for tokens in (TEXTS[7:8], TEXTS[200:201]):
+        tokens = tokens.clone()
+        tokens[:, 1] = V
+        with pytest.raises(ValueError, match='beams=4: a search is of whole texts'):
+            write(net, tokens, tokens != V, Z[:1], SamplingKnobs(beams=4))
