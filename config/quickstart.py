@@ -22,22 +22,24 @@ val_fraction = .03
 # run
 out_dir = 'out/quickstart'
 # first to write from left to right, which teaches the language soonest, then everything
-mode = 'l2t+3*causal:60%,unconditional+2*l2t+t2l+4*causal'
+mode = 'l2t+7*causal:60%,unconditional+2*l2t+t2l+4*causal'
 causal_weight = 2.0
 t_min = 0.1
 # model
 depth = 4
 width = 128
 heads = 4
+latent_width = 64
 latent_tokens = 8
 latent_target = 'rest'         # few steps: x0 would draw their mean from noise
 text_clock = False
 # optimisation
 optimizer = 'muon'
+muon_iterations = 3
 learning_rate = 4e-3
 weight_decay = 1.0             # the corpus is small: .1 overfits (LOG.md)
 batch_size = 64
-max_iters = 2000
+max_iters = 1000
 length_schedule = '24:60%,all'     # texts are cut to 24 tokens, then whole
 warmup_iters = 50
 ema_decay = 0.99
