@@ -13,24 +13,24 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 
 quickstart: $(VENV)/installed
-	@printf '\n1 of 7 (MIN): sentences of the documentation of Python become tokens and embeddings\n'
+	@printf '\n1 of 7, about 2 minutes: sentences of the documentation of Python become tokens and embeddings\n'
 	$(PY) prepare.py config/quickstart.py
-	@printf '\n2 of 7 (MIN): one network learns to write in every direction\n'
+	@printf '\n2 of 7, about 6 minutes: one network learns to write in every direction\n'
 	$(PY) train.py config/quickstart.py
-	@printf '\n3 of 7 (SECONDS): a text from the embedding of a text\n'
+	@printf '\n3 of 7, seconds: a text from the embedding of a text\n'
 	$(PY) sample.py --text="Return the number of items in the list."
-	@printf '\n4 of 7 (SECONDS): an embedding from a text\n'
+	@printf '\n4 of 7, seconds: an embedding from a text\n'
 	$(PY) sample.py --mode=t2l --text="Return the number of items in the list."
-	@printf '\n5 of 7 (SECONDS): gaps are filled\n'
+	@printf '\n5 of 7, seconds: gaps are filled\n'
 	$(PY) sample.py --mode=infill --text="Return the [MASK] of items in the [MASK]."
-	@printf '\n6 of 7 (SECONDS): texts and their embeddings, both from noise\n'
+	@printf '\n6 of 7, seconds: texts and their embeddings, both from noise\n'
 	$(PY) sample.py --mode=unconditional --num_samples=3
-	@printf '\n7 of 7 (MIN): each direction is measured beside simple rivals\n'
+	@printf '\n7 of 7, about 2 minutes: each direction is measured against simple rivals\n'
 	$(PY) evaluate.py config/quickstart.py
-	@printf '\nWhat next?\n'
-	@printf '  $(PY) sample.py --sampler=confidence --watch=true --text="Any sentence of yours."\n'
+	@printf '\nWhat next? The nearest of 24 drafts; captions, by larger weights; a page of this run:\n'
+	@printf '  $(PY) sample.py --rerank=24 --text="Raise an error if the file does not exist."\n'
 	@printf '  $(PY) sample.py --out_dir=weights/captions --latents=weights/captions/ten.npy\n'
-	@printf '  $(PY) prepare.py --input=notes.txt --encoder=lsa --val_fraction=.1     # your own texts\n'
+	@printf '  $(PY) plot.py --what=report\n'
 
 test: $(VENV)/installed
 	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt

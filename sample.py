@@ -117,19 +117,26 @@ def direction_of(run):
     return mode
 
 
+def not_read(direction):
+    """ The names of knobs that only other directions read. In a config file they are passed over.
+    """
+    read_by_some = set().union(*(row.reads for row in DIRECTIONS.values()))
+    return read_by_some - DIRECTIONS[direction].reads
+
+
 def check_knobs(run, direction, config):
     """ ValueError for flags that the direction does not read, and for files that cannot be
     written. """
     run.check(direction)
-    read_by_some = set().union(*(row.reads for row in DIRECTIONS.values()))
-    for name in sorted(read_by_some - DIRECTIONS[direction].reads):
+    for name in sorted(not_read(direction)):
         if on_command_line(name):
             raise ValueError(f'{name}: mode={direction} does not read it')
     for name in ('text', 'like', 'towards', 'away'):
         if on_command_line(name) and not config[name].strip():
             raise ValueError(f'{name} is blank: the model has nothing to go by')
 
-    if config['beams'] > 1 and (svg or watch):
+    is_search = config['beams'] > 1 and 'beams' in DIRECTIONS[direction].reads
+    if is_search and (svg or watch):
         raise ValueError(f'beams={config["beams"]}: a search has no steps to show; leave svg and '
                          'watch out')
 
@@ -304,7 +311,7 @@ DIRECTIONS = {
 def respond(run, direction, config):
     """ Draws what is asked for, shows it, and writes the files that are asked for. """
     given = read_given(run, direction)
-    knobs = {name: config[name] for name in RULES}         # of SamplingKnobs
+    knobs = {name: config[name] for name in RULES if name not in not_read(direction)}
     if svg and direction == 'infill':
         rows, *_ = read_template(run, given.texts[0])
         if len(rows) > 1:

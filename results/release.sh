@@ -1,7 +1,7 @@
 #!/bin/sh
 # Every figure of README.md, anew, from the commit that is checked out. What was stopped goes on.
 #
-#     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
+#     sh results/release.sh quickstart     three seeds, at most 15 minutes each on 2 cores
 #     sh results/release.sh captions       two seeds and a decoder, 2 to 3 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
 #     sh results/release.sh icons          weights/icons and results/icons.json, 4 hours on a core

@@ -110,4 +110,4 @@ def beams(net, tokens, masked, z, K, may_end, s=0.0):
     x = x.view(n, K, -1)
     n_tokens = (x != net.pad).sum(2)                                     # (n, K)
     order = (score / n_tokens).argsort(dim=1, descending=True, stable=True)
-    return x.gather(1, order[:, :, None].expand_as(x)).cpu()
+    return x.take_along_dim(order[:, :, None], 1).cpu()

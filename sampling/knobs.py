@@ -48,9 +48,9 @@ class SamplingKnobs:
                                     # the data's latents, and the network reads it at clock s
     rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, and keep the
                                     # one whose embedding is nearest to the given latent
-    beams: int = 1                  # [1, 64]; l2t, from left to right: seek the likeliest text with
-                                    # so many beams, in place of greedy or random tokens. Drafts are
-                                    # then the likeliest new texts of each aim, rerank at most
+    beams: int = 1                  # [1, 64]; l2t, from left to right: the text that is likeliest per
+                                    # token, of those that so many beams find, in place of greedy or
+                                    # random tokens. With rerank all that they find are drafts
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents

@@ -181,7 +181,7 @@ class Run:
         """
         l2t: a text from each latent (raw, not standardised), or from the embedding of each text.
         Returns a list of str. The knob rerank: the nearest of so many drafts, embedded again.
-        The knob beams: the likeliest text that so many beams find.
+        The knob beams: of the texts that so many beams find, the likeliest per token.
         lengths_of (n, L): tokens, whose lengths the texts get where the run does not learn lengths.
         """
         if (texts is None) == (latents is None):

@@ -202,8 +202,8 @@ def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_s
     sampler, knobs = settle(net, knobs, z is not None, bool(from_text.any()), must_differ)
     check_together(net, knobs, sampler)
     if knobs.beams > 1:
-        raise ValueError(f'beams={knobs.beams}: a search is of whole texts from a latent alone; leave '
-                         'beams out')
+        raise ValueError(f'beams={knobs.beams}: beams search for a whole text from a given latent '
+                         '(mode=l2t): leave beams out')
     more = {name: value for name, value in vars(knobs).items() if name != 'steps'}
     sample = partial(sampler.function, **more, ends=(net.eos, net.pad))
     if knobs.by_importance:

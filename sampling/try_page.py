@@ -5,10 +5,14 @@ frame, its style and what it shows are in try.html; the network, in plain JavaSc
 where a worker runs it.
 
 The weights have 8 bits a number, with a scale for each row of a matrix. Vectors stay float32.
+
+    python -m sampling.try_page docs/try.html       a page of earlier, after try.html has changed
 """
 import base64
+import json
 import os
 import re
+import sys
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -108,22 +112,27 @@ def as_dict(run):
 # -----------------------------------------------------------------------------
 # The page
 
-def learned_from(run):
-    """ Of a run of the icons that come along: a sentence that says whose they are, and their names.
-    Of others nothing is known: '' and no names. """
-    if run.meta['source'].get('input') != ['icons']:
-        return '', []
-    names = [line.split('\t')[1] for line in Path(f'{SHEET}.tsv').read_text().splitlines()]
-    things = {' '.join(thing_of(tuple(name.split()))) for name in names}
-    about = (f'It has learned from {len(names):,} icons with {len(things)} names, of the sets of '
-             'Iconify. Each set stays under its own licence, and corpora/icons.md of nanoLDLM names '
-             'its authors.')
-    return about, sorted(things)
-
-
 def read(name):
     with open(os.path.join(HERE, name), encoding='utf-8') as f:
         return f.read()
+
+
+def learned_from(meta):
+    """ Of a dataset of the icons that come along: a sentence that says whose they are, and their
+    names. Of others nothing is known: '' and no names. meta: the dataset's meta.json. """
+    lines = Path(f'{SHEET}.tsv').read_text().splitlines()
+    n_read = sum(split['documents'] for split in meta.get('splits', {}).values())
+    come_along = meta['source'].get('input') == ['icons'] and n_read == 2 * len(lines)
+    if not come_along:                                     # each icon has two texts
+        return '', []
+    icons = [line.split('\t') for line in lines]
+    things = {' '.join(thing_of(tuple(name.split()))) for _, name in icons}
+    n_sets = len({name_of_set for name_of_set, _ in icons})
+    n_learned = meta['splits']['train']['documents'] // 2
+    about = (f'It has learned from {n_learned:,} icons with {len(things)} names, of {n_sets} sets of '
+             'Iconify. Each set keeps its own licence. In the repository corpora/icons.md names the '
+             'authors.')
+    return about, sorted(things)
 
 
 def page(out_dir):
@@ -131,16 +140,34 @@ def page(out_dir):
     run = Run(out_dir, device='cpu', dtype='float32')
     check(run)
     found = as_dict(run)
-    about, names = learned_from(run)
+    about, names = learned_from(run.meta)
     n_parameters = sum(p.numel() for p in run.net.model.parameters())
-    parts = dict(
-        title=escape(os.path.basename(os.path.normpath(out_dir))),
-        checkpoint=escape(run.checkpoint),
+    shown = dict(
+        title=os.path.basename(os.path.normpath(out_dir)),
+        checkpoint=run.checkpoint,
         parameters=f'{n_parameters / 1e6:.1f}',
-        steps=str(len(found['latent']['schedule']) - 1),
-        side=str(found['image']['image_size']),
+        steps=len(found['latent']['schedule']) - 1,
+        side=found['image']['image_size'],
         about=about,
-        names=as_json(names),
-        network=read('try.js'),
-        run=as_json(found))
+        names=names)
+    return page_of(found | dict(shown=shown))
+
+
+def page_of(found):
+    """ The page of what as_dict gives, and what is shown besides. """
+    parts = {name: escape(str(value)) for name, value in found['shown'].items()}
+    parts['names'] = as_json(found['shown']['names'])
+    parts['network'] = read('try.js')
+    parts['run'] = as_json(found)
     return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], read('try.html'))
+
+
+def renewed(page):
+    """ A page of earlier with the frame and the script of today: all that it needs is in it. """
+    run = re.search('<script type="application/json" id="run">(.*?)</script>', page, re.DOTALL)
+    return page_of(json.loads(run[1]))
+
+
+if __name__ == '__main__':                                 # python -m sampling.try_page PAGE
+    path = Path(sys.argv[1])
+    path.write_text(renewed(path.read_text()))

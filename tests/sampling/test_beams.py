@@ -84,8 +84,8 @@ def test_a_latent_with_errors_is_read_at_its_clock(net):
     assert noisy.equal(expected) and not noisy.equal(clean) and not noisy.equal(unscaled)
 
 
-def test_drafts_are_the_likeliest_new_texts_of_each_aim(net):
-    """ Round 1: the beams of the latent. Later: of each of the four nearest aims the likeliest. """
+def test_drafts_are_the_first_new_beam_of_each_aim(net):
+    """ Round 1: the beams of the latent. Later: of each of the four nearest aims one. """
     rounds = []
 
     def encoder(texts):
@@ -134,8 +134,10 @@ def test_beams_refuse_what_they_do_not_have(net, knobs):
 
 
 def test_what_is_not_searched_refuses_beams(net):
-    for tokens in (TEXTS[7:8], TEXTS[200:201]):
-        tokens = tokens.clone()
-        tokens[:, 1] = V
-        with pytest.raises(ValueError, match='beams=4: a search is of whole texts'):
-            write(net, tokens, tokens != V, Z[:1], SamplingKnobs(beams=4))
+    knobs = SamplingKnobs(beams=4)
+    gap = TEXTS[7:8].clone()
+    gap[:, 1] = V
+    for z in (Z[:1], None):
+        for tokens, known_mask in ((gap, gap != V), blank(net, 1, SamplingKnobs())):
+            with pytest.raises(ValueError, match='beams=4: beams search for a whole text'):
+                write(net, tokens, known_mask, z, knobs)
