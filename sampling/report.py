@@ -61,16 +61,18 @@ def unmaskings(run, texts, raw):
     found = [[] for _ in texts]            # of each text, every way
     n = len(texts)
     for way, settings in ways_of(run).items():
-        recorder = Recorder(run.net.text.mask_id)
-        run.net.row_calls = 0
-        if 'latent' in run.net.streams:
-            run.write(latents=raw, on_step=recorder, **settings)
-        else:
-            run.sample_text(n, recorder, **settings)
         for row in range(n):
-            source = texts[row] if 'latent' in run.net.streams else ''
-            steps = steps_of(run.tokenizer, recorder.frames, row, run.net.text.mask_id)
-            title = f'{row + 1}, {way}, calls {run.net.row_calls / n:.1f} of {run.net.L}'
+            # each by itself, so that its calls and its steps are its own
+            recorder = Recorder(run.net.text.mask_id)
+            run.net.row_calls = 0
+            source = ''
+            if 'latent' in run.net.streams:
+                source = texts[row]
+                run.write(latents=raw[row:row + 1], on_step=recorder, **settings)
+            else:
+                run.sample_text(1, recorder, seed=row, **settings)
+            steps = steps_of(run.tokenizer, recorder.frames, 0, run.net.text.mask_id)
+            title = f'{row + 1}, {way}, calls {run.net.row_calls} of {run.net.L}'
             found[row].append(dict(title=title, source=source, **steps))
     return list(itertools.chain(*found))
 
