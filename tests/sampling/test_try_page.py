@@ -457,6 +457,7 @@ def browser(tmp_path, monkeypatch):
     run = picture_run()
     run.checkpoint = 'step-00000001'
     monkeypatch.setattr(try_page, 'Run', lambda *args, **more: run)
+    monkeypatch.setattr(try_page, 'learned_from', lambda meta: ('', ['heart', 'star', 'eye']))
     (tmp_path / 'try.html').write_text(try_page.page('toy'))
     browser = Browser(tmp_path / 'profile', f'file://{tmp_path}/try.html')
     yield browser
@@ -479,11 +480,16 @@ def test_a_browser_draws_what_is_typed_and_names_what_is_drawn(browser):
 
     # type, and draw
     browser.value("document.getElementById('text').select()")
-    browser.ask('Input.insertText', text='a star')
+    browser.ask('Input.insertText', text='A Star')
     browser.value("document.querySelector('form button').click()")
     browser.until(f'{PICTURES}.join() !== {json.dumps(",".join(first))} && {ALL_CLEAN}')
     drawn = browser.value(PICTURES)
-    assert len({*first, *drawn}) == 6
+    assert len({*first, *drawn}) == 6 and browser.value('text') == 'a star'
+    unknown = "document.getElementById('unknown').textContent"
+    assert browser.value(unknown) == ''
+    names = ['heart', 'a heart', 'an eye', 'mdi: star fill', 'hearts', 'ant', 'dog: a dog']
+    known = [True, True, True, True, False, False, False]
+    assert browser.value(f'{json.dumps(names)}.map(isKnown)') == known
     browser.value("document.querySelectorAll('.another')[1].click()")
     browser.until(f'{PICTURES}[1] !== {json.dumps(drawn[1])} && {ALL_CLEAN}')
     assert browser.value(PICTURES)[::2] == drawn[::2]
@@ -492,6 +498,7 @@ def test_a_browser_draws_what_is_typed_and_names_what_is_drawn(browser):
     browser.value("document.getElementById('text').value = 'much too long'")
     browser.value("document.querySelector('form button').click()")
     browser.until("document.getElementById('wrong').textContent.includes('13 tokens')")
+    assert 'not one of the 3 names' in browser.value(unknown)
     browser.value("document.querySelector('#examples button').click()")
     browser.until(f"!document.getElementById('wrong').textContent && {ALL_CLEAN}")
 
