@@ -33,7 +33,8 @@ def facts_of(out_dir):
         raise ValueError(f'{path}: argv is {short(argv)}, expected a list')
     facts = {name: config.get(name) for name in FACTS}
     facts['command'] = ' '.join(map(str, argv))
-    rows = [f'<dt>{name}</dt><dd>{escape(shown(value))}</dd>' for name, value in facts.items()]
+    rows = [f'<dt>{name}</dt><dd>{escape(shown(value))}</dd>' for name, value in facts.items()
+            if value not in (None, '')]                    # released weights have no command
     return f'<dl>{"".join(rows)}</dl>'
 
 # -----------------------------------------------------------------------------
