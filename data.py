@@ -68,8 +68,8 @@ def read_meta(folder):
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
         raise ValueError(f'no dataset in {folder}{seen_from(folder)} (no meta.json): make it with '
-                         '`python prepare.py` and the config of the training (with --input and --out '
-                         'for your own texts), or name another --dataset')
+                         '`python prepare.py` and the config of the training (with --input and '
+                         '--out for your own texts), or name another --dataset')
     try:
         meta = read_sealed(path)
         if meta['format'] != FORMAT:

@@ -7,7 +7,7 @@ from left to right, and nothing else. What is equal stands in the same words, so
 shows what latent diffusion adds (docs/idea.md).
 
     python prepare.py config/quickstart.py        the data: sentences
-    python examples/nano_decoder.py               trains for 20 minutes on a CPU, and writes
+    python examples/nano_decoder.py               trains on a CPU, about 20 minutes, and writes
 
 Letters: B rows, L tokens, C width, V vocabulary.
 """

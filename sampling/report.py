@@ -6,7 +6,6 @@ A page of a run (plot.py --what=report): one HTML file that holds all it needs. 
 A part that cannot be made says why, and the others stand. The page asks no server for anything, and
 forbids itself to. Its frame, its style and its script are in report.html.
 """
-import itertools
 import json
 import os
 import re
@@ -59,23 +58,21 @@ def ways_of(run):
 def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
     run.check('l2t' if 'latent' in run.net.streams else 'text')
-    found = [[] for _ in texts]            # of each text, every way
-    n = len(texts)
-    for way, settings in ways_of(run).items():
-        for row in range(n):
+    found = []
+    for row, source in enumerate(texts):
+        for way, settings in ways_of(run).items():
             # each by itself, so that its calls and its steps are its own
             recorder = Recorder(run.net.text.mask_id)
             run.net.row_calls = 0
-            source = ''
             if 'latent' in run.net.streams:
-                source = texts[row]
                 run.write(latents=raw[row:row + 1], on_step=recorder, **settings)
             else:
                 run.sample_text(1, recorder, seed=row, **settings)
+                source = ''
             steps = steps_of(run.tokenizer, recorder.frames, 0, run.net.text.mask_id)
             title = f'{row + 1}, {way}, calls {run.net.row_calls} of {run.net.L}'
-            found[row].append(dict(title=title, source=source, **steps))
-    return list(itertools.chain(*found))
+            found.append(dict(title=title, source=source, **steps))
+    return found
 
 
 def steps_of(tokenizer, frames, row, mask_id):

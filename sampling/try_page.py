@@ -5,14 +5,11 @@ frame, its style and what it shows are in try.html; the network, in plain JavaSc
 where a worker runs it.
 
 The weights have 8 bits a number, with a scale for each row of a matrix. Vectors stay float32.
-
-    python -m sampling.try_page docs/try.html       a page of earlier, after try.html has changed
 """
 import base64
 import json
 import os
 import re
-import sys
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -20,6 +17,7 @@ from pathlib import Path
 import torch
 
 from base.files import read_json
+from base.writing import write_text
 from corpora.icons import SHEET, thing_of
 from corpora.images import images_of
 from sampling.knobs import SamplingKnobs
@@ -120,10 +118,13 @@ def read(name):
 def learned_from(meta):
     """ Of a dataset of the icons that come along: a sentence that says whose they are, and their
     names. Of others nothing is known: '' and no names. meta: the dataset's meta.json. """
-    lines = Path(f'{SHEET}.tsv').read_text().splitlines()
-    n_read = sum(split['documents'] for split in meta.get('splits', {}).values())
-    come_along = meta['source'].get('input') == ['icons'] and n_read == 2 * len(lines)
-    if not come_along:                                     # each icon has two texts
+    if meta['source'].get('input') != ['icons']:
+        return '', []
+
+    # a folder of one's own may have this name. Of the icons that come along each has two texts
+    lines = Path(f'{SHEET}.tsv').read_text(encoding='utf-8').splitlines()
+    n_texts = sum(split['documents'] for split in meta['splits'].values())
+    if n_texts != 2 * len(lines):
         return '', []
     icons = [line.split('\t') for line in lines]
     things = {' '.join(thing_of(tuple(name.split()))) for _, name in icons}
@@ -168,6 +169,6 @@ def renewed(page):
     return page_of(json.loads(run[1]))
 
 
-if __name__ == '__main__':                                 # python -m sampling.try_page PAGE
-    path = Path(sys.argv[1])
-    path.write_text(renewed(path.read_text()))
+def renew(path):
+    """ Writes the page of this path anew, after try.html or try.js has changed. """
+    write_text(path, renewed(Path(path).read_text(encoding='utf-8')), named=True)

@@ -85,7 +85,7 @@ def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages,
         title, calls = one['title'].split(', calls ')
         assert title == f'{i + 1}, {way}' and one['source'] == texts[i]
         start, *steps = one['steps']
-        n_calls, n_free = map(float, calls.split(' of '))
+        n_calls, n_free = map(int, calls.split(' of '))
         assert n_free == net.L == len(start) and n_calls == len(steps), 'of this text alone'
         assert all('m' in kinds and number == -1 for _, kinds, number in start)
         ends = [cell[0] in ('EOS', 'PAD') for cell in steps[-1]]

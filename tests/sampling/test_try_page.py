@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -341,7 +340,7 @@ def test_the_page_in_docs_is_that_of_today_and_small():
     page = (ROOT / 'docs/try.html').read_text()
     assert len(page) < 3e6
     is_of_today = try_page.renewed(page) == page
-    assert is_of_today, 'run: python -m sampling.try_page docs/try.html'
+    assert is_of_today, 'call sampling.try_page.renew("docs/try.html")'
 
 
 def test_a_page_of_earlier_gets_the_frame_and_the_script_of_today(tmp_path):
@@ -349,7 +348,7 @@ def test_a_page_of_earlier_gets_the_frame_and_the_script_of_today(tmp_path):
     today = (ROOT / 'docs/try.html').read_text()
     path.write_text(today.replace('<h1>', '<h2>').replace("'use strict';", ''))
     assert path.read_text() != today
-    subprocess.run([sys.executable, '-m', 'sampling.try_page', path], cwd=ROOT, check=True)
+    try_page.renew(path)
     assert path.read_text() == today
 
 
