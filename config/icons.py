@@ -43,6 +43,5 @@ batch_size = 48
 max_iters = 20_000
 warmup_iters = 200
 eval_interval = 500
-dtype = 'float32'               # faster than bfloat16 on a CPU without instructions for it
 # evaluation
 tasks = 'nelbo,image'
