@@ -17,7 +17,7 @@ threads = 2
 # run
 out_dir = 'out/captions'
 # first nearly all rows are read from left to right, which teaches the language soonest
-mode = 'l2t+7*causal:35%,unconditional+4*l2t+t2l+2*causal'
+mode = 'l2t+7*causal:35%,unconditional+2*l2t+t2l+4*causal'
 causal_weight = 1.5
 t_min = 0.1
 # model
