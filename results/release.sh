@@ -101,9 +101,8 @@ icons() {
     out=out/icons_shared
     $PY prepare.py config/icons.py --input="$ICONS/json/*.json" --shared_by=20 --vocab_size=1024 \
         --out=data/icons_shared
-    others=unconditional+l2t+complete
-    $PY train.py config/icons.py --dataset=icons_shared --out_dir=$out --max_iters=7000 \
-        --mode="$others+5*t2l+2*causal:20%,$others+4*t2l+4*causal" --compile=true $TRAIN
+    $PY train.py config/icons.py --dataset=icons_shared --out_dir=$out --compile=true \
+        --mode="unconditional+l2t+complete+7*t2l+2*causal" $TRAIN
     # the last one: drawings become better when the bound of names that are new no longer does
     evaluate="$PY evaluate.py config/icons.py --dataset=icons_shared --out_dir=$out --which=latest"
     $evaluate --n=600 $EVAL
