@@ -41,7 +41,7 @@ class SamplingKnobs:
     nucleus: float = 1.0            # (0, 1]: keep the likeliest tokens that hold this much
                                     # probability, and the one on the boundary
     guidance: float | None = None   # None | [0, 100]; g: 1 is the conditional model, 0 the
-                                    # unconditional, more weighs the condition up; None: 1, but 3
+                                    # unconditional, more weighs the condition up; None: 1, but 2
                                     # where a picture is drawn from a text
     latent_clock: float = 0.0       # [0, 1); s: where the latent that is given has errors. It is
                                     # taken as z + (sigma_s / alpha_s) e, in standard deviations of

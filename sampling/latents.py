@@ -25,7 +25,7 @@ def settle_latents(net, knobs, from_text):
     # pictures become clearer with guidance, and less various
     guidance = knobs.guidance
     if guidance is None:
-        guidance = 3.0 if is_picture else 1.0
+        guidance = 2.0 if is_picture else 1.0
     return replace(knobs, latent_steps=latent_steps, solver=solver, guidance=guidance)
 
 
