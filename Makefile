@@ -13,7 +13,7 @@ VENV ?= .venv
 PY = $(VENV)/bin/python
 
 quickstart: $(VENV)/installed
-	@printf '\n1 of 7, about 2 minutes: sentences of the documentation of Python become tokens and embeddings\n'
+	@printf '\n1 of 7, 1 to 2 minutes: the documentation of Python becomes tokens and embeddings\n'
 	$(PY) prepare.py config/quickstart.py
 	@printf '\n2 of 7, about 6 minutes: one network learns to write in every direction\n'
 	$(PY) train.py config/quickstart.py
@@ -27,8 +27,8 @@ quickstart: $(VENV)/installed
 	$(PY) sample.py --mode=unconditional --num_samples=3
 	@printf '\n7 of 7, about 2 minutes: each direction is measured against simple rivals\n'
 	$(PY) evaluate.py config/quickstart.py
-	@printf '\nWhat next? The nearest of 24 drafts; captions, by larger weights; a page of this run:\n'
-	@printf '  $(PY) sample.py --rerank=24 --text="Raise an error if the file does not exist."\n'
+	@printf '\nWhat next? The nearest of 12 drafts; captions, by larger weights; a page of this run:\n'
+	@printf '  $(PY) sample.py --rerank=12 --beams=4 --text="Raise an error if the file does not exist."\n'
 	@printf '  $(PY) sample.py --out_dir=weights/captions --latents=weights/captions/ten.npy\n'
 	@printf '  $(PY) plot.py --what=report\n'
 

@@ -43,16 +43,6 @@ quickstart() {
     done
 }
 
-# what is written from the embeddings of 1,000 random captions, one network's ways and their cost
-writing() {
-    write="$PY evaluate.py config/captions.py --out_dir=$1 --tasks=l2t $FOLDER"
-    $write --sweep="sampler=autoregressive; rerank=1,24" $EVAL
-    if [ "$2" = both ]; then
-        $write --sweep="sampler=confidence; rerank=1" $EVAL
-        $write --n=200 --sweep="sampler=confidence; rerank=24" $EVAL
-    fi
-}
-
 captions() {
     $PY prepare.py config/captions.py --encoder="$MINILM" --input="$RAW/train.*.en.gz" \
         --val_input="$RAW/val.*.en.gz"
@@ -61,17 +51,18 @@ captions() {
     $PY train.py config/captions.py --out_dir=$out $TRAIN
     $evaluate --tasks=nelbo,l2t,t2l,infill,edit $EVAL
     $evaluate --tasks=unconditional --n=200 $EVAL
-    writing $out both
-    $evaluate --tasks=l2t --sweep="sampler=autoregressive; beams=4,8" $EVAL
-    $evaluate --tasks=l2t --sweep="sampler=autoregressive; beams=4; rerank=4,8,12" $EVAL
-    $evaluate --tasks=l2t --sweep="sampler=autoregressive; rerank=4,8,12" $EVAL
-    $evaluate --tasks=l2t --sweep="sampler=confidence; threshold=1.,.9,.6" $EVAL
+    write="$evaluate --tasks=l2t"
+    $write --sweep="sampler=autoregressive; rerank=1,4,8,12,24" $EVAL
+    $write --sweep="sampler=autoregressive; beams=4,8" $EVAL
+    $write --sweep="sampler=autoregressive; beams=4; rerank=4,8,12" $EVAL
+    $write --sweep="sampler=confidence; threshold=1.,.9,.8,.7,.6,.5,.4" $EVAL
     $evaluate --tasks=edit --sweep="strength=.02,.05,.1,.2,.4" $EVAL
     keep $out captions_seed0
     out=out/captions_decoder
     $PY train.py config/captions.py --mode=causal --out_dir=$out $TRAIN
-    $PY evaluate.py config/captions.py --out_dir=$out --tasks=nelbo,l2t $FOLDER $EVAL
-    writing $out decoder
+    evaluate="$PY evaluate.py config/captions.py --out_dir=$out $FOLDER"
+    $evaluate --tasks=nelbo,l2t $EVAL
+    $evaluate --tasks=l2t --sweep="sampler=autoregressive; rerank=1,24" $EVAL
     keep $out captions_decoder
 }
 
@@ -180,14 +171,18 @@ ROWS = (
     ('from left to right, exact nats per token', 'nelbo', '', 'causal_nats_per_token', 3, '', ''),
 )
 
-# who writes, its file, how many drafts of each of how many texts
+# who writes, its file, and the knobs of the sweep
+GREEDY = dict(sampler='autoregressive', rerank=1)
+DRAFTS = dict(sampler='autoregressive', rerank=24)
 WAYS = (
-    ('diffusion, greedy', 'captions_seed0', 'confidence', 1, 1000),
-    ('from left to right, greedy', 'captions_seed0', 'autoregressive', 1, 1000),
-    ('diffusion, nearest of 24 drafts', 'captions_seed0', 'confidence', 24, 200),
-    ('from left to right, nearest of 24', 'captions_seed0', 'autoregressive', 24, 1000),
-    ('a decoder alone, greedy', 'captions_decoder', 'autoregressive', 1, 1000),
-    ('a decoder alone, nearest of 24', 'captions_decoder', 'autoregressive', 24, 1000),
+    ('diffusion, greedy', 'captions_seed0', dict(sampler='confidence', threshold=1.0)),
+    ('from left to right, greedy', 'captions_seed0', GREEDY),
+    ('4 beams', 'captions_seed0', dict(sampler='autoregressive', beams=4)),
+    ('4 beams, nearest of 4', 'captions_seed0', dict(sampler='autoregressive', beams=4, rerank=4)),
+    ('4 beams, nearest of 8', 'captions_seed0', dict(sampler='autoregressive', beams=4, rerank=8)),
+    ('from left to right, nearest of 24', 'captions_seed0', DRAFTS),
+    ('a decoder alone, greedy', 'captions_decoder', GREEDY),
+    ('a decoder alone, nearest of 24', 'captions_decoder', DRAFTS),
 )
 
 # of the icons: figures, and what stands beside them
@@ -241,13 +236,12 @@ for metrics, controls in ICONS:
         print('|', ' | '.join([metric, *cells]), '|')
 
 print('\nwriting captions')
-for label, name, sampler, rerank, n in WAYS:
-    where = dict(n=n, point=dict(sampler=sampler, rerank=rerank))
-    found = [find(results[name], 'l2t', metric, **where) for metric in ('bleu', 'f1', 'exact')]
-    ms = find(results[name], 'l2t', 'ms', **where)
+for label, name, point in WAYS:
+    found = [find(results[name], 'l2t', metric, point=point) for metric in ('bleu', 'f1', 'exact')]
+    ms = find(results[name], 'l2t', 'ms', point=point)
     if ms:
-        n_embedded = rerank if rerank > 1 else 0
-        print('|', ' | '.join([label, f'{n:,}', str(n_embedded), f'{ms["value"]:.0f}',
+        n_embedded = point.get('rerank', 1) if point.get('rerank', 1) > 1 else 0
+        print('|', ' | '.join([label, str(n_embedded), f'{ms["value"]:.0f}',
                                *map(cell, found)]), '|')
 
 print('\nquickstart, three seeds, and their leads')
