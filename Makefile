@@ -28,7 +28,7 @@ quickstart: $(VENV)/installed
 	@printf '\n7 of 7, about 2 minutes: each direction is measured against simple rivals\n'
 	$(PY) evaluate.py config/quickstart.py
 	@printf '\nWhat next? The nearest of 12 drafts; captions, by larger weights; a page of this run:\n'
-	@printf '  $(PY) sample.py --rerank=12 --beams=4 --text="Raise an error if the file does not exist."\n'
+	@printf '  $(PY) sample.py --rerank=12 --text="Raise an error if the file does not exist."\n'
 	@printf '  $(PY) sample.py --out_dir=weights/captions --latents=weights/captions/ten.npy\n'
 	@printf '  $(PY) plot.py --what=report\n'
 

@@ -47,8 +47,7 @@ dropout = 0.05
 log_interval = 10
 eval_interval = 200
 eval_rows = 640
-# sampling and evaluation: the nearest of 12 drafts, found by beam search
+# sampling and evaluation: the nearest of 12 drafts
 tasks = 'nelbo,l2t,t2l,infill,unconditional'
 rerank = 12
-beams = 4
 n = 200

@@ -52,7 +52,8 @@ captions() {
     $evaluate --tasks=nelbo,l2t,t2l,infill,edit $EVAL
     $evaluate --tasks=unconditional --n=200 $EVAL
     write="$evaluate --tasks=l2t"
-    $write --sweep="sampler=autoregressive; rerank=1,4,8,12,24" $EVAL
+    $write --sweep="sampler=autoregressive; rerank=1" $EVAL
+    $write --sweep="sampler=autoregressive; beams=1; rerank=4,8,12,24" $EVAL
     $write --sweep="sampler=autoregressive; beams=4,8" $EVAL
     $write --sweep="sampler=autoregressive; beams=4; rerank=4,8,12" $EVAL
     $write --sweep="sampler=confidence; threshold=1.,.9,.8,.7,.6,.5,.4" $EVAL
@@ -62,7 +63,8 @@ captions() {
     $PY train.py config/captions.py --mode=causal --out_dir=$out $TRAIN
     evaluate="$PY evaluate.py config/captions.py --out_dir=$out $FOLDER"
     $evaluate --tasks=nelbo,l2t $EVAL
-    $evaluate --tasks=l2t --sweep="sampler=autoregressive; rerank=1,24" $EVAL
+    $evaluate --tasks=l2t --sweep="sampler=autoregressive; rerank=1" $EVAL
+    $evaluate --tasks=l2t --sweep="sampler=autoregressive; beams=1; rerank=24" $EVAL
     keep $out captions_decoder
 }
 
@@ -173,7 +175,7 @@ ROWS = (
 
 # who writes, its file, and the knobs of the sweep
 GREEDY = dict(sampler='autoregressive', rerank=1)
-DRAFTS = dict(sampler='autoregressive', rerank=24)
+DRAFTS = dict(sampler='autoregressive', beams=1, rerank=24)
 WAYS = (
     ('diffusion, greedy', 'captions_seed0', dict(sampler='confidence', threshold=1.0)),
     ('from left to right, greedy', 'captions_seed0', GREEDY),
@@ -240,7 +242,8 @@ for label, name, point in WAYS:
     found = [find(results[name], 'l2t', metric, point=point) for metric in ('bleu', 'f1', 'exact')]
     ms = find(results[name], 'l2t', 'ms', point=point)
     if ms:
-        n_embedded = point.get('rerank', 1) if point.get('rerank', 1) > 1 else 0
+        rerank = point.get('rerank', 1)
+        n_embedded = rerank if rerank > 1 else 0
         print('|', ' | '.join([label, str(n_embedded), f'{ms["value"]:.0f}',
                                *map(cell, found)]), '|')
 

@@ -16,6 +16,8 @@ import torch
 from samplers import SAMPLERS, before
 from sampling.texts import check_together, settle
 
+OF_DRAFTS = 4                  # beams, where the knob leaves it open
+
 
 def fill_by_beams(net, tokens, masked, z, K=8, batch=128):
     """ The masked positions of tokens (n, L), filled from standardised latents z (n, N, D): texts
@@ -50,10 +52,25 @@ def check_beams(net, knobs):
         raise ValueError(f'beams={knobs.beams} search from left to right: leave sampler='
                          f'{knobs.sampler} out')
     check_together(net, settled, SAMPLERS['autoregressive'])
-    for name, wants in dict(temperature=0, guidance=1, nucleus=1, length=0).items():
-        if getattr(knobs, name) not in (None, wants):
-            raise ValueError(f'{name}={getattr(knobs, name)}: beams seek the likeliest text, '
-                             f'without {name}')
+    for name in not_sought(knobs):
+        raise ValueError(f'{name}={getattr(knobs, name)}: beams seek the likeliest text, '
+                         f'without {name}')
+
+
+def not_sought(knobs):
+    """ The names of knobs that are set, and that a search does not have. """
+    has = dict(temperature=0, guidance=1, nucleus=1, length=0)
+    return [name for name, wants in has.items() if getattr(knobs, name) not in (None, wants)]
+
+
+def with_beams(net, knobs):
+    """ SamplingKnobs in which beams is not left open: 4 for drafts that are written from left to
+    right, unless a knob asks for random texts. With as many drafts, and in as much time, they come
+    nearer than random ones (docs/both_ways.md). """
+    sampler, _ = settle(net, knobs, from_latent=True)
+    is_free = not not_sought(knobs)
+    K = OF_DRAFTS if knobs.rerank > 1 and sampler.is_causal and is_free else 1
+    return replace(knobs, beams=knobs.beams or K)
 
 
 @torch.inference_mode()

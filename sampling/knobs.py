@@ -48,9 +48,10 @@ class SamplingKnobs:
                                     # the data's latents, and the network reads it at clock s
     rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, and keep the
                                     # one whose embedding is nearest to the given latent
-    beams: int = 1                  # [1, 64]; l2t, from left to right: the text that is likeliest per
+    beams: int = 0                  # [0, 64]; l2t, from left to right: the text that is likeliest per
                                     # token, of those that so many beams find, in place of greedy or
-                                    # random tokens. With rerank all that they find are drafts
+                                    # random tokens. With rerank all that they find are drafts. 0: 4
+                                    # for drafts, unless a knob asks for random texts, else 1
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents

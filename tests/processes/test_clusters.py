@@ -69,6 +69,7 @@ def test_clusters_come_from_a_run_and_anything_else_is_one_line(baselines, datas
     ('gidd', '--num_samples=2'), ('hdlm', '--num_samples=2'),
     ('hdlm', '--num_samples=2 --watch=true --nucleus=.5'),
     ('ar_prefix', '--text="a red dog runs" --guidance=1.5 --rerank=2'),
+    ('ar_prefix', '--text="a red dog runs" --rerank=5'),
     ('ar', '--mode=infill --text="a red [MASK:*]"'),
     ('gidd', '--mode=infill --text="a [MASK] dog" --self_correct=3')])
 def test_every_baseline_writes(baselines, name, args):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from sampling import drafts
+from sampling import run as run_module
 from sampling.beams import beams, write_by_beams
 from sampling.knobs import SamplingKnobs
 from sampling.texts import blank, write
@@ -121,6 +122,27 @@ def test_a_text_without_a_new_draft_is_not_searched_again(net, monkeypatch):
     run.decode = lambda tokens: [str(x.tolist()) for x in tokens]
     run.write(latents=Z[:2], beams=4, rerank=24)
     assert searched == [2, 8], 'of six rounds two: four aims of each text had nothing new'
+
+
+def test_drafts_come_from_4_beams_unless_a_knob_asks_for_random_ones(net, monkeypatch):
+    searched = []
+
+    def noted(net, z, knobs):
+        searched.append(knobs.beams)
+        return write_by_beams(net, z, knobs)
+    monkeypatch.setattr(drafts, 'write_by_beams', noted)
+    monkeypatch.setattr(run_module, 'write_by_beams', noted)
+    run = toy_run(net, encoder=lambda texts: torch.ones(len(texts), 2, 6))
+    run.decode = lambda tokens: [str(x.tolist()) for x in tokens]
+
+    run.write(latents=Z[:2], rerank=3)
+    assert set(searched) == {4}
+    searched.clear()
+    for knobs in (dict(beams=1), dict(temperature=.4), dict(guidance=2.), dict(nucleus=.9),
+                  dict(num_samples=2), dict(on_step=lambda *step: None)):
+        run.write(latents=Z[:2], rerank=3, **knobs)
+    run.write(latents=Z[:2])
+    assert not searched
 
 
 @pytest.mark.parametrize('knobs', [dict(temperature=.5), dict(guidance=2.), dict(nucleus=.9),
