@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every figure of README.md, anew, from the commit that is checked out. What was stopped goes on.
+# Nearly every figure of README.md, anew, from the commit that is checked out. What was stopped goes on.
 #
 #     sh results/release.sh quickstart     three seeds, at most 15 minutes each on 2 cores
 #     sh results/release.sh captions       all modes, and a decoder, 1 to 2 hours each on a core

@@ -65,8 +65,8 @@ def not_sought(knobs):
 
 def with_beams(net, knobs):
     """ SamplingKnobs in which beams is not left open: 4 for drafts that are written from left to
-    right, unless a knob asks for random texts. With as many drafts, and in as much time, they come
-    nearer than random ones (docs/both_ways.md). """
+    right, unless a knob asks for random texts. Of as many drafts the nearest is nearer than of
+    random ones, and in as much time it is at least as near (docs/both_ways.md). """
     sampler, _ = settle(net, knobs, from_latent=True)
     is_free = not not_sought(knobs)
     K = OF_DRAFTS if knobs.rerank > 1 and sampler.is_causal and is_free else 1

@@ -51,7 +51,8 @@ class SamplingKnobs:
     beams: int = 0                  # [0, 64]; l2t, from left to right: the text that is likeliest per
                                     # token, of those that so many beams find, in place of greedy or
                                     # random tokens. With rerank all that they find are drafts. 0: 4
-                                    # for drafts, unless a knob asks for random texts, else 1
+                                    # for drafts, unless they are watched, or several, or a knob
+                                    # asks for random texts; else 1
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents

@@ -188,9 +188,6 @@ class Run:
             raise ValueError('write: give texts, or latents')
         self.check('l2t')
         knobs = SamplingKnobs(**knobs)
-        if knobs.beams > 1 and num_samples > 1:
-            raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
-                             'out')
         raw = embeddings(self, texts) if latents is None else self.to_raw(latents)
         rows = rows_of(len(raw), num_samples)
         if lengths_of is not None:
@@ -203,6 +200,9 @@ class Run:
         are read. knobs: SamplingKnobs. rows (n, 2): as noise.rows_of gives them. must_differ: more
         than one text is wanted of the same latent, so these shall not be equal. """
         # a search finds one text of each latent, and has no steps to show
+        if knobs.beams > 1 and must_differ:
+            raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
+                             'out')
         if not must_differ and on_step is no_callback:
             knobs = with_beams(self.net, knobs)
         if knobs.rerank > 1:
