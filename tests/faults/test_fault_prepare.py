@@ -74,12 +74,14 @@ def test_fault_26_prepare_is_killed_at_random_and_goes_on_with_another_number_of
     args = [f'--input={corpus(tmp_path / "a.txt", 300)}', '--pooling=mean', '--vocab_size=300',
             f'--encoder={save_encoder(tmp_path / "bert")}', '--shard_size=20', '--val_fraction=.1',
             '--device=cpu']
-    # kills fall inside a shard too, and before meta.json is there, however late they come
+    # kills fall inside a shard too, and before meta.json is there, however late they come: rank 1,
+    # which is killed each time, waits for that in the last shard
     slow = """
 import os, time
 replace = os.replace
 def slowly(source, target):
-    time.sleep(999 if str(target).endswith('meta.json') else .03)
+    is_late = 'val-00001' in str(target) or str(target).endswith('meta.json')
+    time.sleep(999 if is_late else .03)
     replace(source, target)
 os.replace = slowly
 """
