@@ -63,14 +63,14 @@ def not_sought(knobs):
     return [name for name, wants in has.items() if getattr(knobs, name) not in (None, wants)]
 
 
-def with_beams(net, knobs):
-    """ SamplingKnobs in which beams is not left open: 4 for drafts that are written from left to
-    right, unless a knob asks for random texts. Of as many drafts the nearest is nearer than of
+def for_drafts(net, knobs):
+    """ SamplingKnobs of drafts, in which beams is not left open: 4 where they are written from left
+    to right, unless a knob asks for random texts. Of as many drafts the nearest is nearer than of
     random ones, and in as much time it is at least as near (docs/both_ways.md). """
     sampler, _ = settle(net, knobs, from_latent=True)
-    is_free = not not_sought(knobs)
-    K = OF_DRAFTS if knobs.rerank > 1 and sampler.is_causal and is_free else 1
-    return replace(knobs, beams=knobs.beams or K)
+    if knobs.beams or not_sought(knobs) or not sampler.is_causal:
+        return knobs
+    return replace(knobs, beams=OF_DRAFTS)
 
 
 @torch.inference_mode()

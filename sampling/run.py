@@ -40,7 +40,7 @@ from encoders import CODE, TABLE, check_texts, load_encoder
 from noise import rows_of, rows_of_parts
 from runs.checkpoint import as_written, load_model
 from samplers import no_callback
-from sampling.beams import with_beams, write_by_beams
+from sampling.beams import for_drafts, write_by_beams
 from sampling.denoise import FILLS, Denoiser
 from sampling.drafts import nearest_drafts
 from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
@@ -199,13 +199,13 @@ class Run:
         """ The texts of raw latents (n, N, D), a list of str: what `write` does once its arguments
         are read. knobs: SamplingKnobs. rows (n, 2): as noise.rows_of gives them. must_differ: more
         than one text is wanted of the same latent, so these shall not be equal. """
-        # a search finds one text of each latent, and has no steps to show
         if knobs.beams > 1 and must_differ:
             raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
                              'out')
-        if not must_differ and on_step is no_callback:
-            knobs = with_beams(self.net, knobs)
         if knobs.rerank > 1:
+            # a search finds one text of each latent, and has no steps to show
+            if not must_differ and on_step is no_callback:
+                knobs = for_drafts(self.net, knobs)
             return nearest_drafts(self, raw, rows, knobs, lengths_of, on_step)
         z = self.stats.standardise(raw)
         if knobs.beams > 1:
