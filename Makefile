@@ -15,7 +15,7 @@ PY = $(VENV)/bin/python
 quickstart: $(VENV)/installed
 	@printf '\n1 of 7, 1 to 2 minutes: the documentation of Python becomes tokens and embeddings\n'
 	$(PY) prepare.py config/quickstart.py
-	@printf '\n2 of 7, about 6 minutes: one network learns to write in every direction\n'
+	@printf '\n2 of 7, 1 to 6 minutes: one network learns to write in every direction\n'
 	$(PY) train.py config/quickstart.py
 	@printf '\n3 of 7, seconds: a text from the embedding of a text\n'
 	$(PY) sample.py --text="Return the number of items in the list."
@@ -25,7 +25,7 @@ quickstart: $(VENV)/installed
 	$(PY) sample.py --mode=infill --text="Return the [MASK] of items in the [MASK]."
 	@printf '\n6 of 7, seconds: texts and their embeddings, both from noise\n'
 	$(PY) sample.py --mode=unconditional --num_samples=3
-	@printf '\n7 of 7, about 2 minutes: each direction is measured against simple rivals\n'
+	@printf '\n7 of 7, 1 to 3 minutes: each direction is measured against simple rivals\n'
 	$(PY) evaluate.py config/quickstart.py
 	@printf '\nWhat next? The nearest of 12 drafts; captions, by larger weights; a page of this run:\n'
 	@printf '  $(PY) sample.py --rerank=12 --text="Raise an error if the file does not exist."\n'
