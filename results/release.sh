@@ -1,10 +1,11 @@
 #!/bin/sh
-# Nearly every figure of README.md, anew, from the commit that is checked out. What was stopped goes on.
+# Nearly every figure of README.md, anew, from the commit that is checked out. What was stopped
+# goes on.
 #
 #     sh results/release.sh quickstart     three seeds, at most 15 minutes each on 2 cores
 #     sh results/release.sh captions       all modes, and a decoder, 1 to 2 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
-#     sh results/release.sh icons          weights/icons and results/icons.json, 4 hours on a core
+#     sh results/release.sh icons          weights/icons and results/icons.json, 2 to 6 hours on a core
 #     sh results/release.sh tables         the tables of README.md and docs/results.md
 #
 # RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
@@ -99,7 +100,7 @@ icons() {
     # the last one: drawings become better when the bound of names that are new no longer does
     evaluate="$PY evaluate.py config/icons.py --dataset=icons_shared --out_dir=$out --which=latest"
     $evaluate --n=600 $EVAL
-    for sweep in guidance=1,2,3,4,6 latent_steps=1,2,4,8,16,32; do
+    for sweep in guidance=1,1.5,2,3,4 latent_steps=1,2,4,8,16,32; do
         $evaluate --tasks=image --n=300 --sweep=$sweep $EVAL
     done
     keep $out icons latest

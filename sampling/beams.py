@@ -57,6 +57,12 @@ def check_beams(net, knobs):
                          f'without {name}')
 
 
+def check_one_text(knobs, num_samples):
+    """ ValueError where beams are asked for several texts of a latent. """
+    if knobs.beams > 1 and num_samples > 1:
+        raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples out')
+
+
 def not_sought(knobs):
     """ The names of knobs that are set, and that a search does not have. """
     has = dict(temperature=0, guidance=1, nucleus=1, length=0)

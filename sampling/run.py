@@ -40,7 +40,7 @@ from encoders import CODE, TABLE, check_texts, load_encoder
 from noise import rows_of, rows_of_parts
 from runs.checkpoint import as_written, load_model
 from samplers import no_callback
-from sampling.beams import for_drafts, write_by_beams
+from sampling.beams import check_one_text, for_drafts, write_by_beams
 from sampling.denoise import FILLS, Denoiser
 from sampling.drafts import nearest_drafts
 from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
@@ -188,6 +188,7 @@ class Run:
             raise ValueError('write: give texts, or latents')
         self.check('l2t')
         knobs = SamplingKnobs(**knobs)
+        check_one_text(knobs, num_samples)
         raw = embeddings(self, texts) if latents is None else self.to_raw(latents)
         rows = rows_of(len(raw), num_samples)
         if lengths_of is not None:
@@ -199,9 +200,6 @@ class Run:
         """ The texts of raw latents (n, N, D), a list of str: what `write` does once its arguments
         are read. knobs: SamplingKnobs. rows (n, 2): as noise.rows_of gives them. must_differ: more
         than one text is wanted of the same latent, so these shall not be equal. """
-        if knobs.beams > 1 and must_differ:
-            raise ValueError(f'beams={knobs.beams} find one text of each latent: leave num_samples '
-                             'out')
         if knobs.rerank > 1:
             # a search finds one text of each latent, and has no steps to show
             if not must_differ and on_step is no_callback:
@@ -352,6 +350,7 @@ class Run:
     def round_trip(self, texts, num_samples=1, on_step=no_callback, **knobs):
         """ t2l2t: a latent of each text, and a text from that. Returns texts and latents. """
         self.check('t2l2t')
+        check_one_text(SamplingKnobs(**knobs), num_samples)
         tokens = self.pack(texts)
         rows = rows_of(len(tokens), num_samples)
         raw = self.embed(tokens, num_samples, **knobs)

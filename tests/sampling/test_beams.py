@@ -155,6 +155,13 @@ def test_beams_refuse_what_they_do_not_have(net, knobs):
         toy_run(net).write(latents=Z, beams=4, num_samples=2)
 
 
+def test_several_texts_of_a_round_trip_refuse_beams(net, monkeypatch):
+    run = toy_run(net)
+    monkeypatch.setattr(run, 'check', lambda direction: None)
+    with pytest.raises(ValueError, match='num_samples'):
+        run.round_trip(['a text'], num_samples=2, beams=4)
+
+
 def test_what_is_not_searched_refuses_beams(net):
     knobs = SamplingKnobs(beams=4)
     gap = TEXTS[7:8].clone()
